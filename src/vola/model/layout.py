@@ -1,0 +1,428 @@
+"""Who may look at whom: a ``Layout`` is an ordered tuple of blocks of tokens and the permissions between them.
+
+A mask in this library is a value, not code. One predicate (``_allowed``) says whether query token q may look at key
+token k; the dense matrix, FlexAttention's block mask, the printed picture, the proofs (``reaches``, ``cacheable``)
+and the sentences (``explain``) are all computed from it, so none of them can disagree with what attention does.
+
+The predicate: every token has a **group**, its place in its block's time (0 for blocks without time, the position in a
+causal block, the step in a time-causal one). Every ordered pair of blocks has a **window** of ages; q sees k iff the
+age ``group(q) - group(k)`` lies in the window of their blocks. Always, never, causal, itself only, "not after" and
+"before" are six windows. A cumulative-sum mask cannot express readouts nobody reads or two mutually blind blocks.
+
+Padding is not part of a layout: it is the per-batch ``valid`` handed to ``vola.model.attention.attention``.
+"""
+
+from __future__ import annotations
+
+import builtins
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args, overload
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+from vola.errors import ConfigError, InputError
+from vola.model import mask_text
+
+
+@dataclass(frozen=True)
+class Full:
+    """Every token of the block sees the whole block."""
+
+
+@dataclass(frozen=True)
+class Causal:
+    """A token sees itself and the earlier tokens of its block."""
+
+
+@dataclass(frozen=True)
+class Self:
+    """A token sees only itself."""
+
+
+@dataclass(frozen=True)
+class Blind:
+    """A token sees nothing of its own block, not even itself (action slots of RT-1)."""
+
+
+@dataclass(frozen=True)
+class TimeCausal:
+    """The block is ``steps`` equal groups of consecutive tokens; a token sees its own group and the earlier ones."""
+
+    steps: int
+
+
+Inner: TypeAlias = Full | Causal | Self | Blind | TimeCausal
+When: TypeAlias = Literal["always", "not_after", "before"]
+
+_INNERS: dict[str, type[Inner]] = {"full": Full, "causal": Causal, "self": Self, "blind": Blind}
+_INNERS["time_causal"] = TimeCausal
+_CPU = torch.device("cpu")
+_FOREVER = 2**31 - 1
+_NEVER = (_FOREVER, -_FOREVER)  # an empty window
+# Window of ages group(q) - group(k), both ends included.
+_WINDOWS: dict[str | type[Inner], tuple[int, int]] = {
+    "always": (-_FOREVER, _FOREVER),
+    "not_after": (0, _FOREVER),
+    "before": (1, _FOREVER),
+    Full: (-_FOREVER, _FOREVER),
+    Causal: (0, _FOREVER),
+    TimeCausal: (0, _FOREVER),
+    Self: (0, 0),
+    Blind: _NEVER,
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """``length`` consecutive tokens under one name, and who sees whom inside.
+
+    Raises:
+        ConfigError: empty name, length < 1, unknown ``inner``, or a length that ``TimeCausal.steps`` does not divide.
+    """
+
+    name: str
+    length: int
+    inner: Inner = Full()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise ConfigError(f"block: expected a non-empty name, got {self.name!r}")
+        if not _positive(self.length):
+            raise ConfigError(
+                f"block {self.name!r}: expected a length of at least 1, got {self.length!r}. Leave out an empty block."
+            )
+        if not isinstance(self.inner, Inner):
+            raise ConfigError(
+                f"block {self.name!r}: expected inner to be Full(), Causal(), Self(), Blind() or TimeCausal(steps), "
+                f"got {self.inner!r}"
+            )
+        if isinstance(self.inner, TimeCausal) and (not _positive(self.inner.steps) or self.length % self.inner.steps):
+            raise ConfigError(
+                f"block {self.name!r}: expected a length divisible by its number of steps, got length {self.length} "
+                f"and TimeCausal({self.inner.steps!r}). Every time step holds the same number of tokens; pad them."
+            )
+
+    @property
+    def groups(self) -> int:
+        """How many distinct times the tokens of this block have."""
+        if isinstance(self.inner, TimeCausal):
+            return self.inner.steps
+        return self.length if isinstance(self.inner, Causal | Self) else 1
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Tokens of block ``reader`` may look at tokens of another block ``target``.
+
+    ``when``: "always"; or, between two ``TimeCausal`` blocks of as many steps, "not_after" (the target's step is the
+    reader's or an earlier one) or "before" (strictly earlier).
+    """
+
+    reader: str
+    target: str
+    when: When = "always"
+
+    def __post_init__(self) -> None:
+        if self.when not in get_args(When):
+            raise ConfigError(
+                f"rule {self.reader!r} -> {self.target!r}: expected when to be one of {list(get_args(When))}, "
+                f"got {self.when!r}"
+            )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Blocks in sequence order and the permissions between them; N is the number of all tokens.
+
+    What is not permitted by a block's ``inner`` or by a rule is forbidden. Frozen and hashable; two layouts whose
+    rules differ only in order are equal. Tensors returned by its methods are shared caches: do not write to them.
+
+    Raises:
+        ConfigError: no blocks, a duplicate name or rule, a rule about an unknown block or about a block and itself,
+            or a time rule between blocks that do not have the same number of time steps.
+    """
+
+    blocks: tuple[Block, ...]
+    rules: tuple[Rule, ...] = ()
+
+    def __post_init__(self) -> None:
+        blocks, rules = tuple(self.blocks), tuple(self.rules)
+        if not blocks:
+            raise ConfigError("layout: expected at least one block, got none")
+        order: dict[str, int] = {}
+        for i, block in enumerate(blocks):
+            if order.setdefault(block.name, i) != i:
+                raise ConfigError(f"layout: expected distinct block names, got {block.name!r} twice")
+        object.__setattr__(self, "blocks", blocks)
+        seen: set[tuple[str, str]] = set()
+        for rule in rules:
+            self._check(rule)
+            if (rule.reader, rule.target) in seen:
+                raise ConfigError(f"layout: expected one rule per pair, got {rule.reader!r} -> {rule.target!r} twice")
+            seen.add((rule.reader, rule.target))
+        rules = tuple(sorted(rules, key=lambda r: (order[r.reader], order[r.target])))
+        object.__setattr__(self, "rules", rules)
+        # Masks are looked up once per attention call; hashing two tuples each time would cost as much as the lookup.
+        object.__setattr__(self, "_hash", hash((blocks, rules)))
+
+    def _check(self, rule: Rule) -> None:
+        reader, target = self.block(rule.reader), self.block(rule.target)
+        if reader is target:
+            raise ConfigError(
+                f"layout: expected a rule between two different blocks, got {rule.reader!r} -> itself. "
+                "Who sees whom inside a block is said by its inner."
+            )
+        if rule.when != "always":
+            steps = [b.inner.steps if isinstance(b.inner, TimeCausal) else None for b in (reader, target)]
+            if steps[0] is None or steps[0] != steps[1]:
+                raise ConfigError(
+                    f"layout: rule {rule.reader!r} -> {rule.target!r} compares times ({rule.when!r}) and needs two "
+                    f"TimeCausal blocks of as many steps, got {reader.inner} and {target.inner}"
+                )
+
+    def __hash__(self) -> int:
+        return self._hash  # type: ignore[attr-defined, no-any-return]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Layout, (self.blocks, self.rules)  # the stored hash of strings is valid in one process only
+
+    def __str__(self) -> str:
+        return self.picture()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(block.name for block in self.blocks)
+
+    @property
+    def length(self) -> int:
+        """N, the number of tokens."""
+        return sum(block.length for block in self.blocks)
+
+    def index(self, name: str) -> int:
+        """Place of a block in the order. Raises ConfigError for an unknown name, with the valid ones."""
+        for i, block in enumerate(self.blocks):
+            if block.name == name:
+                return i
+        close = difflib.get_close_matches(str(name), self.names, n=1, cutoff=0.5)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"layout: expected one of the blocks {list(self.names)}, got {name!r}.{hint}")
+
+    def block(self, name: str) -> Block:
+        return self.blocks[self.index(name)]
+
+    def slice(self, name: str) -> builtins.slice:
+        """Where the tokens of a block lie in the sequence."""
+        i = self.index(name)
+        start = sum(block.length for block in self.blocks[:i])
+        return slice(start, start + self.blocks[i].length)
+
+    def select(self, names: tuple[str, ...] | None) -> tuple[str, ...]:
+        """The chosen blocks (None: all). Raises ConfigError unless they are distinct and in layout order."""
+        if names is None:
+            return self.names
+        if isinstance(names, str):
+            raise ConfigError(f"layout: expected a tuple of block names, got the string {names!r}; write ({names!r},)")
+        places = [self.index(name) for name in names]
+        if any(a >= b for a, b in zip(places, places[1:], strict=False)):
+            raise ConfigError(
+                f"layout: expected distinct blocks in the order {list(self.names)}, got {list(names)}. "
+                "Rows and columns of a mask lie in layout order."
+            )
+        return tuple(names)
+
+    @overload
+    def allows(self, q: int, k: int) -> bool: ...
+    @overload
+    def allows(self, q: Tensor | int, k: Tensor | int) -> Tensor: ...
+    def allows(self, q: Tensor | int, k: Tensor | int) -> Tensor | bool:
+        """May query token q look at key token k? Integers give a bool; integer tensors broadcast."""
+        device = next((x.device for x in (q, k) if isinstance(x, Tensor)), _CPU)
+        for index in (q, k):
+            if isinstance(index, int) and not 0 <= index < self.length:
+                raise InputError(f"layout: expected a token index in 0..{self.length - 1}, got {index}")
+        seen = _allowed(_tables(self, device), q, k)
+        return bool(seen) if isinstance(q, int) and isinstance(k, int) else seen
+
+    def dense(
+        self,
+        rows: tuple[str, ...] | None = None,
+        columns: tuple[str, ...] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Bool[Tensor, "N M"]:
+        """The mask as a matrix, True where the row may look at the column; rows and columns choose blocks."""
+        return _dense(self, rows, columns, torch.device(device))
+
+    def mask_mod(
+        self,
+        rows: tuple[str, ...] | None = None,
+        columns: tuple[str, ...] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+        """The predicate in FlexAttention's form ``mask_mod(b, h, q, k)``, q and k counted inside the chosen blocks."""
+        tables = _tables(self, torch.device(device))
+        row, column = (_tokens(self, self.select(names), torch.device(device)) for names in (rows, columns))
+        return lambda b, h, q, k: _allowed(tables, row[q], column[k])
+
+    def flex(
+        self,
+        rows: tuple[str, ...] | None = None,
+        columns: tuple[str, ...] | None = None,
+        device: torch.device | str = "cpu",
+        block_size: int = 128,
+    ) -> BlockMask:
+        """FlexAttention's sparse block mask, the same for every sample and head."""
+        return _flex(self, rows, columns, torch.device(device), block_size)
+
+    def all_allowed(self, rows: tuple[str, ...] | None = None, columns: tuple[str, ...] | None = None) -> bool:
+        """Whether every chosen row may look at every chosen column, so that no mask is needed."""
+        return _all_allowed(self, rows, columns)
+
+    def reaches(self, a: str, b: str) -> bool:
+        """Can information in block b influence block a after some number of layers?
+
+        The transitive closure of the predicate over tokens; a block reaches itself through its residual stream.
+        """
+        return bool(_influenced(self, b)[self.slice(a)].any())
+
+    def leaks(self, *names: str) -> tuple[tuple[str, str], ...]:
+        """Pairs (row, column) where a row of the named blocks looks at a column outside them."""
+        for name in names:
+            self.index(name)
+        rows = [name for name in self.names if name in names]
+        others = [name for name in self.names if name not in names]
+        return tuple((a, b) for a in rows for b in others if bool(self.dense((a,), (b,)).any()))
+
+    def cacheable(self, *names: str) -> bool:
+        """Whether no row of the named blocks looks outside them: the exact condition under which their keys and
+        values, computed once without the rest, equal those of the full pass."""
+        return not self.leaks(*names)
+
+    def picture(self, tokens: bool = False) -> str:
+        """Rows are who looks, columns are who is looked at; one sign per pair of blocks, or per pair of tokens."""
+        spans = {name: self.slice(name) for name in self.names}
+        if tokens:
+            return mask_text.token_picture(spans, self.dense())
+        return mask_text.block_picture(spans, self.dense(), _tables(self, _CPU).group)
+
+    def explain(self) -> str:
+        """One sentence per block: what it reads, who reads it, and what reaches it only through other blocks."""
+        spans = {name: self.slice(name) for name in self.names}
+        lines = []
+        for a in self.names:
+            far = [b for b in self.names if self.reaches(a, b) and a != b and not self.dense((a,), (b,)).any()]
+            lines.append(mask_text.sentence(a, spans, self.dense(), _tables(self, _CPU).group, far) + ".")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of plain values that ``from_json`` turns back into an equal layout."""
+        kinds = {kind: word for word, kind in _INNERS.items()}
+        blocks = [
+            {"name": b.name, "length": b.length, "inner": kinds[type(b.inner)]} | vars(b.inner) for b in self.blocks
+        ]
+        return {"blocks": blocks, "rules": [vars(r).copy() for r in self.rules]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Layout:
+        """Raises ConfigError for a missing or unknown key or word."""
+        try:
+            blocks = []
+            for b in data["blocks"]:
+                extra = {k: v for k, v in b.items() if k not in ("name", "length", "inner")}
+                blocks.append(Block(b["name"], b["length"], _INNERS[b["inner"]](**extra)))
+            return cls(tuple(blocks), tuple(Rule(**r) for r in data["rules"]))
+        except (KeyError, TypeError) as error:
+            raise ConfigError(
+                "layout: expected {'blocks': [{'name', 'length', 'inner', and 'steps' for time_causal}], 'rules': "
+                f"[{{'reader', 'target', 'when'}}]}} with inner among {list(_INNERS)}; got one with {error!r}"
+            ) from error
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+class _Tables(NamedTuple):
+    """The layout as integers: each token's block and group, each pair of blocks' window of ages."""
+
+    block: Tensor
+    group: Tensor
+    low: Tensor
+    high: Tensor
+
+
+def _allowed(tables: _Tables, q: Tensor | int, k: Tensor | int) -> Tensor:
+    """The one predicate: the age of key k seen from query q lies in the window of their blocks."""
+    pair = tables.block[q], tables.block[k]
+    age = tables.group[q] - tables.group[k]
+    return (tables.low[pair] <= age) & (age <= tables.high[pair])
+
+
+# The cached tensors below may be created first inside torch.inference_mode and used later in a training step, which
+# autograd refuses; they are therefore made outside of it.
+@lru_cache(maxsize=512)
+def _tables(layout: Layout, device: torch.device) -> _Tables:
+    block = [i for i, b in enumerate(layout.blocks) for _ in range(b.length)]
+    group = [j * b.groups // b.length for b in layout.blocks for j in range(b.length)]
+    windows = [[_NEVER] * len(layout.blocks) for _ in layout.blocks]
+    for i, b in enumerate(layout.blocks):
+        windows[i][i] = _WINDOWS[type(b.inner)]
+    for rule in layout.rules:
+        windows[layout.index(rule.reader)][layout.index(rule.target)] = _WINDOWS[rule.when]
+    with torch.inference_mode(False):
+        low, high = torch.tensor(windows, device=device).unbind(-1)
+        return _Tables(torch.tensor(block, device=device), torch.tensor(group, device=device), low, high)
+
+
+@lru_cache(maxsize=512)
+def _tokens(layout: Layout, names: tuple[str, ...], device: torch.device) -> Tensor:
+    """Indices in the sequence of the tokens of the named blocks."""
+    with torch.inference_mode(False):
+        spans = [layout.slice(name) for name in names]
+        return torch.tensor([i for s in spans for i in range(s.start, s.stop)], dtype=torch.long, device=device)
+
+
+@lru_cache(maxsize=2048)
+def _dense(
+    layout: Layout, rows: tuple[str, ...] | None, columns: tuple[str, ...] | None, device: torch.device
+) -> Tensor:
+    q, k = (_tokens(layout, layout.select(names), device) for names in (rows, columns))
+    with torch.inference_mode(False):
+        return layout.allows(q[:, None], k[None, :])
+
+
+@lru_cache(maxsize=256)
+def _flex(
+    layout: Layout,
+    rows: tuple[str, ...] | None,
+    columns: tuple[str, ...] | None,
+    device: torch.device,
+    block_size: int,
+) -> BlockMask:
+    N, M = (_tokens(layout, layout.select(names), device).numel() for names in (rows, columns))
+    with torch.inference_mode(False):
+        mod = layout.mask_mod(rows, columns, device)
+        return create_block_mask(mod, None, None, N, M, device=str(device), BLOCK_SIZE=block_size)
+
+
+@lru_cache(maxsize=2048)
+def _all_allowed(layout: Layout, rows: tuple[str, ...] | None, columns: tuple[str, ...] | None) -> bool:
+    return bool(layout.dense(rows, columns).all())
+
+
+@lru_cache(maxsize=2048)
+def _influenced(layout: Layout, source: str) -> Bool[Tensor, " N"]:
+    """Tokens that information from a block can have reached: grow the set by one layer until it stays."""
+    mask = layout.dense()
+    reached = torch.zeros(layout.length, dtype=torch.bool)
+    reached[layout.slice(source)] = True
+    while True:
+        grown = reached | (mask & reached).any(1)
+        if torch.equal(grown, reached):
+            return reached
+        reached = grown

@@ -1,0 +1,93 @@
+"""A mask in words and signs: works from the matrix alone, so a picture shows what attention does, not what was meant.
+
+Arguments throughout: ``spans`` maps block names to their place among the N tokens, in order; ``mask`` is the bool
+matrix N x N, True where the row looks at the column; ``group`` is each token's place in its block's time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Bool, Int64
+from torch import Tensor
+
+SIGNS = {
+    "#": "all",
+    ".": "nothing",
+    "\\": "its own and earlier tokens",
+    "~": "its own and earlier time steps",
+    "<": "earlier time steps",
+    "I": "itself only",
+}
+_QUALIFIERS = {
+    "#": "",
+    "\\": " (its own and earlier tokens)",
+    "~": " (its own and earlier time steps)",
+    "<": " (earlier time steps)",
+    "I": " (each token alone)",
+}
+
+
+def sign(mask: Bool[Tensor, "N N"], group: Int64[Tensor, " N"], rows: slice, columns: slice) -> str:
+    """The sign of ``SIGNS`` that describes one pair of blocks exactly."""
+    cell = mask[rows, columns]
+    if cell.all():
+        return "#"
+    if not cell.any():
+        return "."
+    age = group[rows, None] - group[columns]
+    if torch.equal(cell, age == 0):
+        return "I"
+    if torch.equal(cell, age > 0):
+        return "<"
+    assert torch.equal(cell, age >= 0), "a window of ages without a sign"
+    alone = all(len(group[s].unique()) == s.stop - s.start for s in (rows, columns))
+    return "\\" if alone else "~"
+
+
+def block_picture(spans: Mapping[str, slice], mask: Bool[Tensor, "N N"], group: Int64[Tensor, " N"]) -> str:
+    """One sign per pair of blocks, and a legend of the signs used."""
+    lengths = {name: f"x{s.stop - s.start}" for name, s in spans.items()}
+    wide, long = max(map(len, spans)), max(map(len, lengths.values()))
+    corner = "(rows = who looks)"
+    margin = max(len(corner), wide + 1 + long) + 2
+    lines = [f"{corner:<{margin}}" + "  ".join(spans)]
+    used = set()
+    for name, row in spans.items():
+        signs = [sign(mask, group, row, column) for column in spans.values()]
+        used.update(signs)
+        cells = "  ".join(s.center(len(column)) for s, column in zip(signs, spans, strict=True))
+        lines.append((f"{name:<{wide}} {lengths[name]:<{long}}".ljust(margin) + cells).rstrip())
+    lines.append("   ".join(f"{s} {meaning}" for s, meaning in SIGNS.items() if s in used))
+    return "\n".join(lines)
+
+
+def token_picture(spans: Mapping[str, slice], mask: Bool[Tensor, "N N"]) -> str:
+    """One sign per pair of tokens; columns are the tokens in the same order as the rows."""
+    wide = max(map(len, spans))
+    digits = len(str(max(s.stop - s.start for s in spans.values()) - 1))
+    lines = ["rows = who looks; columns: " + " | ".join(f"{n} x{s.stop - s.start}" for n, s in spans.items())]
+    for name, row in spans.items():
+        for offset, line in enumerate(mask[row].tolist()):
+            cells = " ".join("".join("#" if x else "." for x in line[s]) for s in spans.values())
+            lines.append(f"{name:<{wide}} {offset:>{digits}}  {cells}")
+    return "\n".join(lines)
+
+
+def sentence(
+    name: str,
+    spans: Mapping[str, slice],
+    mask: Bool[Tensor, "N N"],
+    group: Int64[Tensor, " N"],
+    indirect: Sequence[str],
+) -> str:
+    """What block ``name`` reads and who reads it; ``indirect`` are blocks that reach it only through others."""
+    signs = {other: sign(mask, group, spans[name], s) for other, s in spans.items()}
+    own = signs.pop(name)
+    reads = [other + _QUALIFIERS[s] for other, s in signs.items() if s != "."]
+    reads += ["itself" + _QUALIFIERS[own]] if own != "." else []
+    readers = [other for other, s in spans.items() if other != name and mask[s, spans[name]].any()]
+    text = f"{name} reads {', '.join(reads) or 'nothing'}"
+    text += f"; {', '.join(readers) or 'nothing'} {'read' if len(readers) > 1 else 'reads'} {name}"
+    return text + (f"; {', '.join(indirect)} reach it only through other blocks" if indirect else "")
