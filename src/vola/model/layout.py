@@ -19,7 +19,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args, overload
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from jaxtyping import Bool
@@ -59,6 +59,7 @@ class TimeCausal:
 
 Inner: TypeAlias = Full | Causal | Self | Blind | TimeCausal
 When: TypeAlias = Literal["always", "not_after", "before"]
+Names: TypeAlias = tuple[str, ...] | None  # blocks in layout order; None means all
 
 _INNERS: dict[str, type[Inner]] = {"full": Full, "causal": Causal, "self": Self, "blind": Blind}
 _INNERS["time_causal"] = TimeCausal
@@ -155,18 +156,15 @@ class Layout:
         blocks, rules = tuple(self.blocks), tuple(self.rules)
         if not blocks:
             raise ConfigError("layout: expected at least one block, got none")
-        order: dict[str, int] = {}
-        for i, block in enumerate(blocks):
-            if order.setdefault(block.name, i) != i:
-                raise ConfigError(f"layout: expected distinct block names, got {block.name!r} twice")
         object.__setattr__(self, "blocks", blocks)
-        seen: set[tuple[str, str]] = set()
-        for rule in rules:
+        if twice := [name for i, name in enumerate(self.names) if name in self.names[:i]]:
+            raise ConfigError(f"layout: expected distinct block names, got {twice[0]!r} twice")
+        pairs = [(self.index(r.reader), self.index(r.target)) for r in rules]
+        for i, rule in enumerate(rules):
             self._check(rule)
-            if (rule.reader, rule.target) in seen:
+            if pairs[i] in pairs[:i]:
                 raise ConfigError(f"layout: expected one rule per pair, got {rule.reader!r} -> {rule.target!r} twice")
-            seen.add((rule.reader, rule.target))
-        rules = tuple(sorted(rules, key=lambda r: (order[r.reader], order[r.target])))
+        rules = tuple(rule for _, rule in sorted(zip(pairs, rules, strict=True), key=lambda x: x[0]))
         object.__setattr__(self, "rules", rules)
         # Masks are looked up once per attention call; hashing two tuples each time would cost as much as the lookup.
         object.__setattr__(self, "_hash", hash((blocks, rules)))
@@ -187,7 +185,7 @@ class Layout:
                 )
 
     def __hash__(self) -> int:
-        return self._hash  # type: ignore[attr-defined, no-any-return]
+        return self._hash  # type: ignore[attr-defined]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Layout, (self.blocks, self.rules)  # the stored hash of strings is valid in one process only
@@ -206,9 +204,8 @@ class Layout:
 
     def index(self, name: str) -> int:
         """Place of a block in the order. Raises ConfigError for an unknown name, with the valid ones."""
-        for i, block in enumerate(self.blocks):
-            if block.name == name:
-                return i
+        if name in self.names:
+            return self.names.index(name)
         close = difflib.get_close_matches(str(name), self.names, n=1, cutoff=0.5)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ConfigError(f"layout: expected one of the blocks {list(self.names)}, got {name!r}.{hint}")
@@ -222,7 +219,7 @@ class Layout:
         start = sum(block.length for block in self.blocks[:i])
         return slice(start, start + self.blocks[i].length)
 
-    def select(self, names: tuple[str, ...] | None) -> tuple[str, ...]:
+    def select(self, names: Names) -> tuple[str, ...]:
         """The chosen blocks (None: all). Raises ConfigError unless they are distinct and in layout order."""
         if names is None:
             return self.names
@@ -236,10 +233,6 @@ class Layout:
             )
         return tuple(names)
 
-    @overload
-    def allows(self, q: int, k: int) -> bool: ...
-    @overload
-    def allows(self, q: Tensor | int, k: Tensor | int) -> Tensor: ...
     def allows(self, q: Tensor | int, k: Tensor | int) -> Tensor | bool:
         """May query token q look at key token k? Integers give a bool; integer tensors broadcast."""
         device = next((x.device for x in (q, k) if isinstance(x, Tensor)), _CPU)
@@ -250,19 +243,13 @@ class Layout:
         return bool(seen) if isinstance(q, int) and isinstance(k, int) else seen
 
     def dense(
-        self,
-        rows: tuple[str, ...] | None = None,
-        columns: tuple[str, ...] | None = None,
-        device: torch.device | str = "cpu",
+        self, rows: Names = None, columns: Names = None, device: torch.device | str = "cpu"
     ) -> Bool[Tensor, "N M"]:
         """The mask as a matrix, True where the row may look at the column; rows and columns choose blocks."""
         return _dense(self, rows, columns, torch.device(device))
 
     def mask_mod(
-        self,
-        rows: tuple[str, ...] | None = None,
-        columns: tuple[str, ...] | None = None,
-        device: torch.device | str = "cpu",
+        self, rows: Names = None, columns: Names = None, device: torch.device | str = "cpu"
     ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
         """The predicate in FlexAttention's form ``mask_mod(b, h, q, k)``, q and k counted inside the chosen blocks."""
         tables = _tables(self, torch.device(device))
@@ -270,16 +257,12 @@ class Layout:
         return lambda b, h, q, k: _allowed(tables, row[q], column[k])
 
     def flex(
-        self,
-        rows: tuple[str, ...] | None = None,
-        columns: tuple[str, ...] | None = None,
-        device: torch.device | str = "cpu",
-        block_size: int = 128,
+        self, rows: Names = None, columns: Names = None, device: torch.device | str = "cpu", block_size: int = 128
     ) -> BlockMask:
         """FlexAttention's sparse block mask, the same for every sample and head."""
         return _flex(self, rows, columns, torch.device(device), block_size)
 
-    def all_allowed(self, rows: tuple[str, ...] | None = None, columns: tuple[str, ...] | None = None) -> bool:
+    def all_allowed(self, rows: Names = None, columns: Names = None) -> bool:
         """Whether every chosen row may look at every chosen column, so that no mask is needed."""
         return _all_allowed(self, rows, columns)
 
@@ -292,11 +275,7 @@ class Layout:
 
     def leaks(self, *names: str) -> tuple[tuple[str, str], ...]:
         """Pairs (row, column) where a row of the named blocks looks at a column outside them."""
-        for name in names:
-            self.index(name)
-        rows = [name for name in self.names if name in names]
-        others = [name for name in self.names if name not in names]
-        return tuple((a, b) for a in rows for b in others if bool(self.dense((a,), (b,)).any()))
+        return _leaks(self, names)
 
     def cacheable(self, *names: str) -> bool:
         """Whether no row of the named blocks looks outside them: the exact condition under which their keys and
@@ -321,11 +300,11 @@ class Layout:
 
     def to_json(self) -> dict[str, Any]:
         """A dict of plain values that ``from_json`` turns back into an equal layout."""
-        kinds = {kind: word for word, kind in _INNERS.items()}
+        word = {kind: word for word, kind in _INNERS.items()}
         blocks = [
-            {"name": b.name, "length": b.length, "inner": kinds[type(b.inner)]} | vars(b.inner) for b in self.blocks
+            {"name": b.name, "length": b.length, "inner": word[type(b.inner)], **vars(b.inner)} for b in self.blocks
         ]
-        return {"blocks": blocks, "rules": [vars(r).copy() for r in self.rules]}
+        return {"blocks": blocks, "rules": [dict(vars(rule)) for rule in self.rules]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Layout:
@@ -388,22 +367,14 @@ def _tokens(layout: Layout, names: tuple[str, ...], device: torch.device) -> Ten
 
 
 @lru_cache(maxsize=2048)
-def _dense(
-    layout: Layout, rows: tuple[str, ...] | None, columns: tuple[str, ...] | None, device: torch.device
-) -> Tensor:
+def _dense(layout: Layout, rows: Names, columns: Names, device: torch.device) -> Tensor:
     q, k = (_tokens(layout, layout.select(names), device) for names in (rows, columns))
     with torch.inference_mode(False):
-        return layout.allows(q[:, None], k[None, :])
+        return _allowed(_tables(layout, device), q[:, None], k[None, :])
 
 
 @lru_cache(maxsize=256)
-def _flex(
-    layout: Layout,
-    rows: tuple[str, ...] | None,
-    columns: tuple[str, ...] | None,
-    device: torch.device,
-    block_size: int,
-) -> BlockMask:
+def _flex(layout: Layout, rows: Names, columns: Names, device: torch.device, block_size: int) -> BlockMask:
     N, M = (_tokens(layout, layout.select(names), device).numel() for names in (rows, columns))
     with torch.inference_mode(False):
         mod = layout.mask_mod(rows, columns, device)
@@ -411,8 +382,15 @@ def _flex(
 
 
 @lru_cache(maxsize=2048)
-def _all_allowed(layout: Layout, rows: tuple[str, ...] | None, columns: tuple[str, ...] | None) -> bool:
+def _all_allowed(layout: Layout, rows: Names, columns: Names) -> bool:
     return bool(layout.dense(rows, columns).all())
+
+
+@lru_cache(maxsize=2048)
+def _leaks(layout: Layout, names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    rows = sorted(set(names), key=layout.index)
+    others = [name for name in layout.names if name not in names]
+    return tuple((a, b) for a in rows for b in others if bool(layout.dense((a,), (b,)).any()))
 
 
 @lru_cache(maxsize=2048)

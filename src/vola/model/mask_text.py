@@ -15,17 +15,10 @@ from torch import Tensor
 SIGNS = {
     "#": "all",
     ".": "nothing",
-    "\\": "its own and earlier tokens",
-    "~": "its own and earlier time steps",
-    "<": "earlier time steps",
+    "\\": "up to its own place",
+    "~": "up to its own time step",
+    "<": "before its own time step",
     "I": "itself only",
-}
-_QUALIFIERS = {
-    "#": "",
-    "\\": " (its own and earlier tokens)",
-    "~": " (its own and earlier time steps)",
-    "<": " (earlier time steps)",
-    "I": " (each token alone)",
 }
 
 
@@ -42,8 +35,7 @@ def sign(mask: Bool[Tensor, "N N"], group: Int64[Tensor, " N"], rows: slice, col
     if torch.equal(cell, age > 0):
         return "<"
     assert torch.equal(cell, age >= 0), "a window of ages without a sign"
-    alone = all(len(group[s].unique()) == s.stop - s.start for s in (rows, columns))
-    return "\\" if alone else "~"
+    return "\\" if rows == columns and len(group[rows].unique()) == len(cell) else "~"
 
 
 def block_picture(spans: Mapping[str, slice], mask: Bool[Tensor, "N N"], group: Int64[Tensor, " N"]) -> str:
@@ -84,10 +76,11 @@ def sentence(
 ) -> str:
     """What block ``name`` reads and who reads it; ``indirect`` are blocks that reach it only through others."""
     signs = {other: sign(mask, group, spans[name], s) for other, s in spans.items()}
-    own = signs.pop(name)
-    reads = [other + _QUALIFIERS[s] for other, s in signs.items() if s != "."]
-    reads += ["itself" + _QUALIFIERS[own]] if own != "." else []
+    own = {"itself": signs.pop(name)}
+    reads = [n + ("" if s == "#" else f" ({SIGNS[s]})") for n, s in (signs | own).items() if s != "."]
     readers = [other for other, s in spans.items() if other != name and mask[s, spans[name]].any()]
     text = f"{name} reads {', '.join(reads) or 'nothing'}"
     text += f"; {', '.join(readers) or 'nothing'} {'read' if len(readers) > 1 else 'reads'} {name}"
-    return text + (f"; {', '.join(indirect)} reach it only through other blocks" if indirect else "")
+    if indirect:
+        text += f"; {', '.join(indirect)} {'reach' if len(indirect) > 1 else 'reaches'} it only through other blocks"
+    return text
