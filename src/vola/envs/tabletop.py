@@ -1,0 +1,269 @@
+"""Tabletop: language-conditioned 2-D tasks for many scenes at once, in numpy, rendered on demand.
+
+    table = make_tabletop("vola/Detour-v0", noise=0.15)
+    table.reset(np.arange(64))
+    while not table.done.all():
+        result = table.step(actions)        # 64 x 2, metres
+        pictures = table.render()           # 64 x 48 x 48 x 3, only when somebody looks
+
+A scene and all its disturbances depend on its seed alone: not on the batch it runs in, nor on what ran before, nor on
+the actions. Two policies evaluated on the same seeds therefore meet the same noise (common random numbers).
+``vola.envs.gym_env`` wraps this core for Gymnasium.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Float32, Int, UInt8
+
+from vola.envs.painting import paint
+from vola.envs.tasks import Compose, Detour, Push, Scene, World
+from vola.errors import ConfigError, InputError, expect_shape
+from vola.types import ActionSpec, CameraSpec, Observation, RobotSpec
+
+RATE = 10.0  # Hz, control steps per second
+CAMERA = "top"
+TASKS = {"vola/Detour-v0": Detour(), "vola/Push-v0": Push(), "vola/Compose-v0": Compose()}
+
+
+@dataclass(frozen=True)
+class TabletopConfig:
+    """A task and everything around it.
+
+    task: geometry, speed, time limit, distractors (see vola.envs.tasks).
+    image_size: rows and columns of the camera "top".
+    noise: standard deviation of the execution noise per axis and step, as a fraction of ``task.speed``.
+    kick_probability, kick_size: chance per step of an extra shove of the robot in a random direction, and its
+        length (m).
+    """
+
+    task: Detour | Push | Compose
+    image_size: int = 48
+    noise: float = 0.0
+    kick_probability: float = 0.0
+    kick_size: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not self.image_size >= 8:
+            raise ConfigError(f"image_size: expected at least 8 pixels, got {self.image_size!r}")
+        if not self.noise >= 0 or not self.kick_size >= 0:
+            raise ConfigError(f"noise, kick_size: expected 0 or more, got {self.noise!r}, {self.kick_size!r}")
+        if not 0 <= self.kick_probability <= 1:
+            raise ConfigError(f"kick_probability: expected 0..1, got {self.kick_probability!r}")
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step did to each of the n scenes; a finished scene keeps its result.
+
+    state: in the units of ``spec.state``. terminated: success or collision. truncated: the time is over without
+    success. failure: "" or one of ``vola.envs.tasks.FAILURES``.
+    """
+
+    state: Float32[np.ndarray, "n S"]
+    terminated: Bool[np.ndarray, " n"]
+    truncated: Bool[np.ndarray, " n"]
+    success: Bool[np.ndarray, " n"]
+    failure: np.ndarray
+
+
+class Tabletop:
+    """n scenes of one task. ``reset`` decides n; ``step`` moves the scenes that are not done; ``render`` paints."""
+
+    def __init__(self, config: TabletopConfig) -> None:
+        self.config = config
+        camera = CameraSpec(CAMERA, config.image_size, config.image_size)
+        action = ActionSpec(("dx", "dy"), ("m", "m"), ("delta", "delta"), RATE)
+        self.spec = RobotSpec((camera,), config.task.state_spec, action)
+        self._world: World | None = None
+        self._scenes: list[Scene] = []
+        self.seeds = np.zeros(0, np.int64)
+        self.steps = np.zeros(0, np.int64)
+        self.terminated = self.truncated = self.success = np.zeros(0, bool)
+        self.failure = np.zeros(0, "<U12")
+        self._pushes = np.zeros((0, config.task.time_limit, 2))
+
+    @property
+    def n(self) -> int:
+        """Number of scenes."""
+        return len(self.seeds)
+
+    @property
+    def world(self) -> World:
+        """Where everything is now: privileged knowledge, for experts and analyses.
+
+        Raises:
+            InputError: before the first reset.
+        """
+        if self._world is None:
+            raise InputError("Tabletop: expected reset(seeds) before anything else, got no scene yet")
+        return self._world
+
+    @property
+    def start(self) -> World:
+        """Where everything was when the episodes started."""
+        return World.of(self._scenes)
+
+    @property
+    def instructions(self) -> tuple[str, ...]:
+        """The n sentences."""
+        return tuple(s.instruction for s in self._scenes)
+
+    @property
+    def done(self) -> Bool[np.ndarray, " n"]:
+        """Which scenes are finished (they do not move any more)."""
+        return self.terminated | self.truncated
+
+    @property
+    def state(self) -> Float32[np.ndarray, "n S"]:
+        """The robots' sensors now, in the units of ``spec.state``."""
+        return self.config.task.state(self.world)
+
+    def reset(
+        self, seeds: Int[np.ndarray, " m"] | Sequence[int], rows: Int[np.ndarray, " m"] | None = None
+    ) -> Float32[np.ndarray, "n S"]:
+        """Start the scenes of these seeds and return the state of all n.
+
+        rows: replace only these scenes (one seed each) and leave the others as they are; default: all, n = len(seeds).
+
+        Raises:
+            InputError: seeds that are not integers >= 0, or rows that do not fit.
+        """
+        seeds = _checked_seeds(seeds)
+        scenes = [self.config.task.draw(np.random.default_rng([int(s), 0])) for s in seeds]
+        pushes = np.stack([self._disturbance(int(s)) for s in seeds])
+        world = World.of(scenes)
+        if rows is None:
+            n = len(seeds)
+            self._world, self._scenes, self._pushes, self.seeds = world, scenes, pushes, seeds
+            self.steps, self.failure = np.zeros(n, np.int64), np.zeros(n, "<U12")
+            self.terminated, self.truncated, self.success = (np.zeros(n, bool) for _ in range(3))
+            return self.state
+        rows = np.asarray(rows, np.int64)
+        if rows.shape != seeds.shape or (rows < 0).any() or (rows >= self.n).any() or len(set(rows)) < len(rows):
+            raise InputError(f"rows: expected {len(seeds)} different indices below n={self.n}, got {rows.tolist()}")
+        self.world.put(rows, world)
+        for row, scene in zip(rows, scenes, strict=True):
+            self._scenes[row] = scene
+        self.seeds[rows], self._pushes[rows], self.steps[rows], self.failure[rows] = seeds, pushes, 0, ""
+        self.terminated[rows] = self.truncated[rows] = self.success[rows] = False
+        return self.state
+
+    def _disturbance(self, seed: int) -> Float[np.ndarray, "time_limit 2"]:
+        """What is added to the displacement (m) in every step of one episode, from a stream of its own."""
+        c, T = self.config, self.config.task.time_limit
+        if c.noise == 0 and c.kick_probability == 0:
+            return np.zeros((T, 2))
+        rng = np.random.default_rng([seed, 1])
+        push = rng.standard_normal((T, 2)) * (c.noise * c.task.speed)
+        kicked, angle = rng.random(T) < c.kick_probability, rng.uniform(0, 2 * np.pi, T)
+        return push + (kicked * c.kick_size)[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+
+    def step(self, actions: Float[np.ndarray, "n 2"]) -> StepResult:
+        """Move every unfinished scene by one control step (0.1 s). Nothing is painted.
+
+        actions: displacement (m); longer ones than ``task.speed`` are shortened to it. Rows of finished scenes are
+        ignored.
+
+        Raises:
+            InputError: wrong shape, or a number that is not finite in an unfinished scene.
+        """
+        task, world = self.config.task, self.world
+        actions = np.asarray(actions, np.float64)
+        expect_shape("actions", actions, "n 2", n=self.n)
+        rows = np.flatnonzero(~self.done)
+        move = actions[rows]
+        bad = ~np.isfinite(move).all(axis=1)
+        if bad.any():
+            i = int(np.flatnonzero(bad)[0])
+            raise InputError(
+                f"actions: expected finite displacements in metres, got {move[i].tolist()} for scene {int(rows[i])}. "
+                "A policy that diverged is the usual reason."
+            )
+        if len(rows):
+            length = np.sqrt(move[:, 0] ** 2 + move[:, 1] ** 2)
+            move = move * (task.speed / np.maximum(length, task.speed))[:, None]
+            hit = task.advance(world, rows, move + self._pushes[rows, self.steps[rows]])
+            self.steps[rows] += 1
+            self._judge(rows, hit)
+        return StepResult(
+            self.state, self.terminated.copy(), self.truncated.copy(), self.success.copy(), self.failure.copy()
+        )
+
+    def _judge(self, rows: np.ndarray, hit: np.ndarray) -> None:
+        """Record which of the scenes that just moved are finished, and how."""
+        task = self.config.task
+        over = self.steps[rows] >= task.time_limit
+        success = task.reached(self.world.take(rows)) & ~hit
+        if task.judged_at_end:
+            success &= over
+        late = rows[over & ~success & ~hit]
+        self.success[rows] = success
+        self.terminated[rows] = success | hit
+        self.truncated[late] = True
+        self.failure[rows[hit]] = "collision"
+        if len(late):
+            self.failure[late] = task.mistake(self.world.take(late))
+
+    def render(
+        self, size: int | None = None, rows: Int[np.ndarray, " m"] | None = None
+    ) -> UInt8[np.ndarray, "m Y X 3"]:
+        """Pictures of the scenes (``rows`` of them, or all) as they are now; default size ``image_size``."""
+        world = self.world if rows is None else self.world.take(np.asarray(rows))
+        return paint(self.config.task.sprites(world), len(world.robot), size or self.config.image_size)
+
+    def observe(self) -> Observation:
+        """What a policy sees now: B = n, T = 1, camera "top". Paints, so call it only when a plan is due."""
+        n = self.n
+        image = np.ascontiguousarray(self.render().transpose(0, 3, 1, 2))[:, None]
+        ones = np.ones((n, 1), bool)
+        return Observation({CAMERA: image}, {CAMERA: ones}, self.state[:, None], ones.copy(), self.instructions)
+
+    def start_hash(self, i: int) -> str:
+        """12 hexadecimal digits that identify the start of scene i: everything in it and its instruction."""
+        scene = self._scenes[i]
+        digest = hashlib.sha256(scene.instruction.encode())
+        for f in fields(World):
+            digest.update(np.ascontiguousarray(getattr(scene, f.name)).tobytes())
+        return digest.hexdigest()[:12]
+
+
+def make_tabletop(env_id: str, **overrides: Any) -> Tabletop:
+    """The environment of an id ("vola/Detour-v0", "vola/Push-v0", "vola/Compose-v0").
+
+    overrides: fields of ``TabletopConfig`` or of the task, e.g. ``noise=0.3, wall_half_width=0.35``.
+
+    Raises:
+        ConfigError: unknown id or field (with the nearest match), or values that do not fit.
+    """
+    if env_id not in TASKS:
+        raise ConfigError(f"env_id: expected one of {', '.join(TASKS)}, got {env_id!r}.{_nearest(env_id, TASKS)}")
+    task = TASKS[env_id]
+    outer = {f.name for f in fields(TabletopConfig)} - {"task"}
+    inner = {f.name for f in fields(task)}
+    for name in overrides:
+        if name not in outer | inner:
+            raise ConfigError(
+                f"{env_id}: expected settings among {', '.join(sorted(outer | inner))}, got {name!r}."
+                f"{_nearest(name, outer | inner)}"
+            )
+    task = replace(task, **{k: v for k, v in overrides.items() if k in inner})
+    return Tabletop(TabletopConfig(task, **{k: v for k, v in overrides.items() if k in outer}))
+
+
+def _nearest(word: str, known: Any) -> str:
+    close = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.4)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def _checked_seeds(seeds: Any) -> np.ndarray:
+    array = np.asarray(seeds)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or len(array) == 0 or (array < 0).any():
+        raise InputError(f"seeds: expected a list of integers >= 0, one per scene, got {seeds!r:.80}")
+    return array.astype(np.int64)
