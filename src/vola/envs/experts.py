@@ -40,6 +40,11 @@ class Expert:
         self._sides = None if sides is None else np.asarray(sides, np.int64)
 
     @property
+    def observation_window(self) -> int:
+        """T = 1: it reads the table, not a history."""
+        return 1
+
+    @property
     def chunk_length(self) -> int:
         """H = 1: the expert looks again in every step."""
         return 1

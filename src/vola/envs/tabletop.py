@@ -14,7 +14,6 @@ the actions. Two policies evaluated on the same seeds therefore meet the same no
 from __future__ import annotations
 
 import difflib
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -29,7 +28,11 @@ from vola.types import ActionSpec, CameraSpec, Observation, RobotSpec
 
 RATE = 10.0  # Hz, control steps per second
 CAMERA = "top"
-TASKS = {"vola/Detour-v0": Detour(), "vola/Push-v0": Push(), "vola/Compose-v0": Compose()}
+TASKS: dict[str, Detour | Push | Compose] = {
+    "vola/Detour-v0": Detour(),
+    "vola/Push-v0": Push(),
+    "vola/Compose-v0": Compose(),
+}
 
 
 @dataclass(frozen=True)
@@ -227,11 +230,7 @@ class Tabletop:
 
     def start_hash(self, i: int) -> str:
         """12 hexadecimal digits that identify the start of scene i: everything in it and its instruction."""
-        scene = self._scenes[i]
-        digest = hashlib.sha256(scene.instruction.encode())
-        for f in fields(World):
-            digest.update(np.ascontiguousarray(getattr(scene, f.name)).tobytes())
-        return digest.hexdigest()[:12]
+        return self._scenes[i].hash
 
 
 def make_tabletop(env_id: str, **overrides: Any) -> Tabletop:

@@ -7,6 +7,8 @@ combinations of words that were never shown. The robot is a disc whose action is
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import itertools
 import math
 from abc import ABC, abstractmethod
@@ -47,6 +49,14 @@ class Scene:
     block: Float[np.ndarray, " 2"]
     instruction: str
 
+    @functools.cached_property
+    def hash(self) -> str:
+        """12 hexadecimal digits of everything in this scene, the sentence included."""
+        digest = hashlib.sha256(self.instruction.encode())
+        for f in fields(World):
+            digest.update(np.ascontiguousarray(getattr(self, f.name)).tobytes())
+        return digest.hexdigest()[:12]
+
 
 @dataclass
 class World:
@@ -80,7 +90,7 @@ class Task(ABC):
 
     name: ClassVar[str]
     state_spec: ClassVar[StateSpec]
-    state_limit: ClassVar[float]
+    state_limit: ClassVar[tuple[float, ...]]  # largest magnitude of each state dimension
     judged_at_end: ClassVar[bool] = False  # success counts only when the time is over (the robot must stay)
     time_limit: int
     speed: float
@@ -111,7 +121,7 @@ class Task(ABC):
     def mistake(self, world: World) -> list[str]:
         """For scenes that ran out of time: what went wrong."""
         wrong = distance(self.mover(world)[:, None], world.objects[:, 1:]) < self.goal_radius
-        return ["wrong_object" if w else "timeout" for w in wrong.any(axis=1)]
+        return np.where(wrong.any(axis=1), "wrong_object", "timeout").tolist()
 
     def mover(self, world: World) -> Float[np.ndarray, "n 2"]:
         """The centre of the thing that must arrive at the goal."""
@@ -133,7 +143,7 @@ class Detour(Task):
 
     name: ClassVar[str] = "detour"
     state_spec: ClassVar[StateSpec] = StateSpec(("x", "y"), ("m", "m"))
-    state_limit: ClassVar[float] = 1.0
+    state_limit: ClassVar[tuple[float, ...]] = (1.0, 1.0)
     time_limit: int = 40
     speed: float = 0.12
     distractors: int = 3
@@ -204,7 +214,7 @@ class Push(Task):
     state_spec: ClassVar[StateSpec] = StateSpec(
         ("robot_x", "robot_y", "block_x", "block_y", "offset_x", "offset_y"), ("m", "m", "m", "m", "m/3", "m/3")
     )
-    state_limit: ClassVar[float] = 6.0
+    state_limit: ClassVar[tuple[float, ...]] = (1.0, 1.0, 1.0, 1.0, 6.0, 6.0)
     time_limit: int = 110
     speed: float = 0.06
     distractors: int = 2
@@ -293,7 +303,7 @@ class Compose(Task):
 
     name: ClassVar[str] = "compose"
     state_spec: ClassVar[StateSpec] = StateSpec(("x", "y"), ("m", "m"))
-    state_limit: ClassVar[float] = 1.0
+    state_limit: ClassVar[tuple[float, ...]] = (1.0, 1.0)
     judged_at_end: ClassVar[bool] = True
     time_limit: int = 24
     speed: float = 0.12
