@@ -191,6 +191,9 @@ class Planner(Protocol):
     """
 
     @property
+    def observation_window(self) -> int: ...
+
+    @property
     def chunk_length(self) -> int: ...
 
     def plan(self, observation: Observation, rngs: Sequence[np.random.Generator]) -> Chunk: ...

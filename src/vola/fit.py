@@ -1,0 +1,122 @@
+"""What is learnt from the training episodes before the first step: statistics, vocabulary, brightness of the images.
+
+``Fitted`` travels inside every checkpoint. A policy cannot be built without it, and a key it lacks is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from vola.data.episodes import Dataset, check_selection
+from vola.data.stats import Normaliser, Statistics, compute_statistics
+from vola.data.transforms import Transforms
+from vola.errors import CheckpointError, ConfigError
+from vola.tokenizers.text import TextTokenizer
+from vola.types import RobotSpec
+
+NormaliserKind = Literal["identity", "mean_std", "min_max", "quantile", "quantile10"]
+Pixels = tuple[tuple[float, ...], tuple[float, ...]]
+
+# Brightness needs no more frames than this: it only centres the input of the first convolution.
+PIXEL_FRAMES = 256
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Statistics of state and (transformed) action, the tokenizer, per camera the channel mean and standard deviation
+    of pixels in [-1, 1], the transforms these belong to, and ``dataset``: which data and episodes all of it is from."""
+
+    statistics: Statistics
+    tokenizer: TextTokenizer
+    pixels: Mapping[str, Pixels]
+    transforms: str
+    instructions: tuple[str, ...]
+
+    @property
+    def dataset(self) -> str:
+        """Identity of the training data: content fingerprint and number of training episodes."""
+        return f"{self.statistics.dataset}/{len(self.statistics.episodes)}"
+
+    def normaliser(self, key: Literal["state", "action"], kind: NormaliserKind) -> Normaliser:
+        """The normaliser of a key; raises DataError where the statistics lack it."""
+        return Normaliser.fit(kind, self.statistics[key])
+
+    def check(self, robot: RobotSpec, transforms: Transforms) -> None:
+        """Raises ConfigError when these were fitted for another robot or other action transforms."""
+        if self.transforms != transforms.fingerprint():
+            raise ConfigError(
+                f"statistics: fitted for the action representation {self.transforms!r}, the system uses "
+                f"{transforms.fingerprint()!r}. Fit again with the system's transforms."
+            )
+        for key, names in (("state", robot.state.names), ("action", robot.action.names)):
+            if self.statistics[key].names != names:
+                raise ConfigError(
+                    f"statistics of {key}: expected the dimensions {names}, got {self.statistics[key].names}. "
+                    "Fit again on data of this robot."
+                )
+        cameras = {c.name for c in robot.cameras}
+        if cameras - set(self.pixels):
+            raise ConfigError(f"pixels: expected the cameras {sorted(cameras)}, got {sorted(self.pixels)}. Fit again.")
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "statistics": self.statistics.to_json(),
+                "tokenizer": json.loads(self.tokenizer.to_json()),
+                "pixels": {k: [list(mean), list(std)] for k, (mean, std) in self.pixels.items()},
+                "transforms": self.transforms,
+                "instructions": list(self.instructions),
+            },
+            indent=1,
+        )
+
+    @staticmethod
+    def from_json(text: str) -> Fitted:
+        """Raises CheckpointError when an entry is missing."""
+        data: dict[str, Any] = json.loads(text)
+        missing = {"statistics", "tokenizer", "pixels", "transforms", "instructions"} - set(data)
+        if missing:
+            raise CheckpointError(f"fitted.json: missing {sorted(missing)}. Restore the file; nothing stands in for it.")
+        return Fitted(
+            Statistics.from_json(data["statistics"]),
+            TextTokenizer.from_json(json.dumps(data["tokenizer"])),
+            {k: (tuple(mean), tuple(std)) for k, (mean, std) in data["pixels"].items()},
+            data["transforms"],
+            tuple(data["instructions"]),
+        )
+
+
+def fit(dataset: Dataset, episodes: Sequence[int], H: int, transforms: Transforms) -> Fitted:
+    """Fit on exactly these (training) episodes; no other episode is read.
+
+    Raises:
+        DataError: non-finite values. InputError: no episode, or no instruction with a word in it.
+    """
+    chosen = check_selection(dataset, episodes)
+    instructions = tuple(dict.fromkeys(e.instruction for e in chosen))
+    return Fitted(
+        compute_statistics(dataset, episodes, H, transforms),
+        TextTokenizer.fit(instructions),
+        {c.name: _brightness(dataset, c.name, episodes) for c in dataset.spec.cameras},
+        transforms.fingerprint(),
+        instructions,
+    )
+
+
+def _brightness(dataset: Dataset, camera: str, episodes: Sequence[int]) -> Pixels:
+    """Channel mean and standard deviation over evenly spread frames, in [-1, 1]."""
+    lengths = {e.index: e.length for e in dataset.episodes}
+    spread = np.unique(np.linspace(0, len(episodes) - 1, min(PIXEL_FRAMES, len(episodes))).round().astype(int))
+    each = max(1, PIXEL_FRAMES // len(spread))
+    pixels = []
+    for place in spread:
+        index = episodes[place]
+        frames = np.unique(np.linspace(0, lengths[index] - 1, each).round().astype(int)).tolist()
+        pixels.append(dataset.frames(camera, index, frames).transpose(0, 2, 3, 1).reshape(-1, 3))
+    flat = np.concatenate(pixels).astype(np.float64) / 127.5 - 1
+    return tuple(flat.mean(0).tolist()), tuple(np.maximum(flat.std(0), 1e-3).tolist())

@@ -1,0 +1,49 @@
+"""L2 and L1 regression: one pass, one answer. The unimodal baseline, and OpenVLA-OFT's parallel decoding.
+
+The minimiser of L2 is the conditional mean and of L1 the median: where demonstrations go left or right round a wall,
+both go through the wall.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, final
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vola.heads.base import Cost, Head
+from vola.model.backbone import Context
+
+
+@dataclass(frozen=True)
+class Regression:
+    """``norm`` "l2": squared error; "l1": absolute error. The network is fed zeros (OFT's placeholder actions)."""
+
+    norm: Literal["l2", "l1"] = "l2"
+
+
+@final
+class RegressionHead(Head):
+    """The rule of ``Regression`` over a network without time."""
+
+    def __init__(self, config: Regression, network: nn.Module, H: int, A: int) -> None:
+        super().__init__()
+        self.config, self.network, self.H, self.A = config, network, H, A
+
+    def _predict(self, context: Context) -> Tensor:
+        tokens = context.segment.tokens
+        return self.network(context, tokens.new_zeros(context.size, self.H, self.A), None)
+
+    def loss(self, context: Context, actions: Float[Tensor, "B H A"], rng: torch.Generator) -> Float[Tensor, "B H A"]:
+        error = self._predict(context).float() - actions
+        return error.square() if self.config.norm == "l2" else error.abs()
+
+    def sample(self, context: Context, rngs: Sequence[np.random.Generator]) -> Float[Tensor, "B H A"]:
+        return self._predict(context).float()
+
+    def cost(self) -> Cost:
+        return Cost(serial=1)

@@ -1,0 +1,157 @@
+"""Observation -> Context: what the robot sees, is told and feels, as keys and values that a head reads.
+
+The prefix is  image | text | state  under the layout of pi0: images and text see each other, the state sees all of
+them and itself. A camera that is missing, a frame before the start of an episode and text padding are invalid tokens:
+attention never reads them and they do not shift positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+
+from vola.model import layouts
+from vola.model.attention import Cache
+from vola.model.language import WordEmbedding, WordEncoder
+from vola.model.layout import Layout
+from vola.model.trunk import Expert, ExpertConfig, Segment, TrunkConfig, run
+from vola.model.vision import Vision, make_encoder, tokens_per_image
+
+
+@dataclass(frozen=True)
+class BackboneConfig:
+    """The parts of the prefix. One image encoder serves all cameras; a camera embedding tells them apart."""
+
+    vision: Vision
+    language: WordEmbedding
+    expert: ExpertConfig
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """An observation ready for the model: images in [-1, 1] ``B T C Y X``, normalised state, word ids.
+
+    A ``*_valid`` of None means that everything is valid.
+    """
+
+    images: Mapping[str, Float[Tensor, "B T C Y X"]]
+    images_valid: Mapping[str, Bool[Tensor, "B T"] | None]
+    state: Float[Tensor, "B T S"]
+    state_valid: Bool[Tensor, "B T"] | None
+    words: Int64[Tensor, "B N"]
+    words_valid: Bool[Tensor, "B N"] | None
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a head sees of the observation: the prefix segment, the layout, and the prefix's keys and values.
+
+    ``cache`` None makes every head recompute the prefix together with its own tokens: the slow path that the cached
+    one is tested against.
+    """
+
+    segment: Segment
+    layout: Layout
+    cache: Cache | None
+
+    @property
+    def size(self) -> int:
+        """B."""
+        return int(self.segment.tokens.shape[0])
+
+    def read(self, suffix: Segment) -> Float[Tensor, "B n D"]:
+        """Run suffix tokens against the prefix and return their outputs."""
+        if self.cache is not None:
+            return run([suffix], self.layout, self.cache)[0][0]
+        return run([self.segment, suffix], self.layout)[0][1]
+
+
+@final
+class Backbone(nn.Module):
+    """Encoders and the prefix expert.
+
+    Args:
+        cameras: their names; an empty tuple makes a blind policy.
+        image_size: rows, columns every image has been resized to.
+        T: observation window; H: length of the action block that the layout provides for heads.
+    """
+
+    def __init__(
+        self,
+        config: BackboneConfig,
+        trunk: TrunkConfig,
+        cameras: tuple[str, ...],
+        image_size: tuple[int, int],
+        S: int,
+        T: int,
+        H: int,
+        vocabulary: int,
+    ) -> None:
+        super().__init__()
+        width, sentence = config.expert.width, config.language.width
+        self.cameras, self.T, self.H = cameras, T, H
+        self.image_tokens = tokens_per_image(config.vision, *image_size) if cameras else 0
+        self.language = WordEncoder(config.language, vocabulary, width)
+        self.state = nn.Linear(S, width)
+        self.expert = Expert(trunk, config.expert)
+        if cameras:
+            self.vision = make_encoder(config.vision, width, sentence, *image_size)
+            self.camera = nn.Parameter(0.02 * torch.randn(len(cameras), width))
+            self.register_buffer("image_mean", torch.zeros(len(cameras), 3))
+            self.register_buffer("image_std", torch.ones(len(cameras), 3))
+        if T > 1:
+            self.time = nn.Parameter(0.02 * torch.randn(T, width))
+
+    def layout(self, words: int) -> Layout:
+        """The whole attention layout for an instruction of ``words`` tokens."""
+        return layouts.pi0(len(self.cameras) * self.T * self.image_tokens, words, self.T, self.H)
+
+    def forward(self, inputs: Inputs, cached: bool = True) -> Context:
+        """Encode the observation; ``cached`` False leaves the keys and values to the head (see Context)."""
+        words, sentence = self.language(inputs.words, inputs.words_valid)
+        parts, valids = [], []
+        for i, camera in enumerate(self.cameras):
+            tokens, valid = self._see(inputs.images[camera], inputs.images_valid[camera], sentence, i)
+            parts.append(tokens)
+            valids.append(valid)
+        state = self.state(inputs.state)
+        parts += [words, self._stamp(state)]
+        valids += [inputs.words_valid, inputs.state_valid]
+        layout = self.layout(words.shape[1])
+        blocks = tuple(name for name in layout.names if name != "action")
+        segment = Segment(self.expert, blocks, torch.cat(parts, dim=1), _join_valid(parts, valids))
+        cache = run([segment], layout, outputs=False)[1] if cached else None
+        return Context(segment, layout, cache)
+
+    def _see(self, image: Tensor, valid: Tensor | None, sentence: Tensor, i: int) -> tuple[Tensor, Tensor | None]:
+        """Tokens ``B T*n D`` of one camera and their validity."""
+        B, T = image.shape[:2]
+        mean, std = self.image_mean[i, :, None, None], self.image_std[i, :, None, None]
+        flat = (image.flatten(0, 1) - mean) / std
+        said = sentence if T == 1 else sentence.repeat_interleave(T, dim=0)
+        tokens = self.vision(flat, said).unflatten(0, (B, T)) + self.camera[i]
+        if T > 1:
+            tokens = tokens + self.time[:, None]
+        if valid is not None:
+            valid = valid.repeat_interleave(self.image_tokens, dim=1)
+        return tokens.flatten(1, 2), valid
+
+    def _stamp(self, state: Tensor) -> Tensor:
+        return state + self.time if self.T > 1 else state
+
+
+def _join_valid(parts: list[Tensor], valids: list[Tensor | None]) -> Tensor | None:
+    if all(v is None for v in valids):
+        return None
+    return torch.cat(
+        [
+            torch.ones(p.shape[:2], dtype=torch.bool, device=p.device) if v is None else v
+            for p, v in zip(parts, valids, strict=True)
+        ],
+        dim=1,
+    )

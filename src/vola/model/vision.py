@@ -1,0 +1,137 @@
+"""Images -> tokens. Two encoders behind one call, ``encoder(image, sentence) -> B n D``.
+
+``ConvStem``: two strided convolutions; language multiplies the first feature map (FiLM), and the last map is flattened
+and mixed into a few global tokens, so that every pixel reaches every token. Without both, nothing binds words to
+objects within minutes of training (``benchmarks/`` and the built-in tasks measure it).
+``PatchViT``: the usual patch tokens with self-attention among them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vola.errors import ConfigError
+from vola.model.layout import Block, Full, Layout
+from vola.model.positions import Learned
+from vola.model.trunk import Expert, ExpertConfig, Segment, TrunkConfig, run
+
+
+@dataclass(frozen=True)
+class ConvStem:
+    """Convolution ``patch`` x ``patch`` (``channels`` maps), FiLM by the sentence, GELU, convolution
+    ``merge`` x ``merge`` to the width D, GELU, flatten, linear to ``tokens`` global tokens.
+
+    ``patch_tokens`` also passes the last feature map on, one token per position, behind the global ones.
+    Source: FiLM (Perez et al. 2018, eq. 2) placed as RT-1 does, after the convolution.
+    """
+
+    channels: int = 48
+    patch: int = 4
+    merge: int = 2
+    tokens: int = 8
+    film: bool = True
+    patch_tokens: bool = False
+
+
+@dataclass(frozen=True)
+class PatchViT:
+    """Patches ``patch`` x ``patch`` -> ``depth`` pre-norm layers of full attention, learned positions."""
+
+    patch: int = 8
+    depth: int = 2
+    heads: int = 4
+    film: bool = False
+
+
+Vision = ConvStem | PatchViT
+
+
+def tokens_per_image(config: Vision, height: int, width: int) -> int:
+    """How many tokens one image becomes.
+
+    Raises:
+        ConfigError: the image does not divide into whole patches.
+    """
+    step = config.patch * (config.merge if isinstance(config, ConvStem) else 1)
+    if height % step or width % step:
+        raise ConfigError(
+            f"vision: expected an image size divisible by {step}, got {height}x{width}. "
+            "Set System.image_size to a multiple, or change the patch size."
+        )
+    grid = (height // step) * (width // step)
+    return (config.tokens + grid * config.patch_tokens) if isinstance(config, ConvStem) else grid
+
+
+@final
+class FiLM(nn.Module):
+    """(1 + scale) * x + shift per channel, both linear in the sentence; Perez et al. 2018."""
+
+    def __init__(self, channels: int, sentence: int) -> None:
+        super().__init__()
+        self.modulation = nn.Linear(sentence, 2 * channels)
+
+    def forward(self, x: Float[Tensor, "B C Y X"], sentence: Float[Tensor, "B D"]) -> Float[Tensor, "B C Y X"]:
+        scale, shift = self.modulation(sentence)[:, :, None, None].chunk(2, dim=1)
+        return torch.addcmul(shift, x, 1 + scale)
+
+
+@final
+class ConvEncoder(nn.Module):
+    """The network of ``ConvStem``."""
+
+    def __init__(self, config: ConvStem, width: int, sentence: int, height: int, columns: int) -> None:
+        super().__init__()
+        self.config, self.width = config, width
+        step = config.patch * config.merge
+        grid = (height // step) * (columns // step)
+        self.patches = nn.Conv2d(3, config.channels, config.patch, stride=config.patch)
+        self.film = FiLM(config.channels, sentence) if config.film else None
+        self.merge = nn.Conv2d(config.channels, width, config.merge, stride=config.merge)
+        self.globals = nn.Linear(grid * width, config.tokens * width)
+        if config.patch_tokens:
+            self.grid_position = nn.Parameter(0.02 * torch.randn(grid, width))
+
+    def forward(self, image: Float[Tensor, "B C Y X"], sentence: Float[Tensor, "B D"]) -> Float[Tensor, "B n D"]:
+        x = self.patches(image)
+        if self.film is not None:
+            x = self.film(x, sentence)
+        x = F.gelu(self.merge(F.gelu(x, approximate="tanh")), approximate="tanh")
+        tokens = self.globals(x.flatten(1)).unflatten(1, (self.config.tokens, self.width))
+        if not self.config.patch_tokens:
+            return tokens
+        return torch.cat([tokens, x.flatten(2).transpose(1, 2) + self.grid_position], dim=1)
+
+
+@final
+class PatchEncoder(nn.Module):
+    """The network of ``PatchViT``; FiLM (optional) acts on the patch embeddings."""
+
+    def __init__(self, config: PatchViT, width: int, sentence: int, height: int, columns: int) -> None:
+        super().__init__()
+        grid = (height // config.patch) * (columns // config.patch)
+        trunk = TrunkConfig(config.depth, config.heads, config.heads, width // config.heads, Learned(grid))
+        self.layout = Layout((Block("patches", grid, Full()),), ())
+        self.patches = nn.Conv2d(3, width, config.patch, stride=config.patch)
+        self.film = FiLM(width, sentence) if config.film else None
+        self.expert = Expert(trunk, ExpertConfig(width, 4 * width, norm="layer", bias=True))
+
+    def forward(self, image: Float[Tensor, "B C Y X"], sentence: Float[Tensor, "B D"]) -> Float[Tensor, "B n D"]:
+        x = self.patches(image)
+        if self.film is not None:
+            x = self.film(x, sentence)
+        (tokens,), _ = run([Segment(self.expert, ("patches",), x.flatten(2).transpose(1, 2))], self.layout)
+        return tokens
+
+
+def make_encoder(config: Vision, width: int, sentence: int, height: int, columns: int) -> nn.Module:
+    """The encoder that a config names, for images of ``height`` x ``columns`` and a sentence vector of that width."""
+    tokens_per_image(config, height, columns)
+    if isinstance(config, ConvStem):
+        return ConvEncoder(config, width, sentence, height, columns)
+    return PatchEncoder(config, width, sentence, height, columns)

@@ -1,0 +1,171 @@
+"""Policy = prepare o backbone o head o inverse: a function of weights, observation and generators.
+
+It holds no queue, no counter and no device logic. Training, held-out evaluation, rollouts and serving all go through
+the same ``prepare``, so there is no second preprocessing that could drift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from vola.data.stats import Normaliser
+from vola.data.transforms import Transforms, resize_images
+from vola.errors import InputError, NonFiniteError
+from vola.heads.base import Head
+from vola.model.backbone import Backbone, Inputs
+from vola.tokenizers.text import TextTokenizer
+from vola.types import Batch, Chunk, Observation, RobotSpec
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Loss of every number of a batch, and which of them count."""
+
+    values: Float[Tensor, "B H A"]
+    valid: Bool[Tensor, "B H"]
+
+    def mean(self) -> Tensor:
+        """Mean over the numbers that count: padding enters neither the sum nor the count."""
+        weight = self.valid[..., None]
+        return (self.values * weight).sum() / (weight.sum() * self.values.shape[-1]).clamp(min=1)
+
+
+@final
+class Policy(nn.Module):
+    """A trained (or trainable) policy for the robot ``spec``.
+
+    Args:
+        image_size: rows, columns that images are resized to. T, H: observation window, chunk length.
+        transforms: between the dataset's actions and what is normalised, e.g. relative actions.
+    """
+
+    def __init__(
+        self,
+        spec: RobotSpec,
+        image_size: tuple[int, int],
+        T: int,
+        H: int,
+        transforms: Transforms,
+        state_normaliser: Normaliser,
+        action_normaliser: Normaliser,
+        tokenizer: TextTokenizer,
+        backbone: Backbone,
+        head: Head,
+    ) -> None:
+        super().__init__()
+        self.spec, self.image_size, self.T, self.H = spec, image_size, T, H
+        self.transforms = transforms
+        self.state_normaliser, self.action_normaliser = state_normaliser, action_normaliser
+        self.tokenizer = tokenizer
+        self.backbone, self.head = backbone, head
+
+    @property
+    def observation_window(self) -> int:
+        """T."""
+        return self.T
+
+    @property
+    def chunk_length(self) -> int:
+        """H."""
+        return self.H
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def prepare(self, observation: Observation) -> Inputs:
+        """Check, resize, scale to [-1, 1], normalise, tokenize: the only way into the model.
+
+        Raises:
+            InputError: what ``Observation.check`` refuses, or another observation window than T.
+        """
+        observation.check(self.spec)
+        if observation.state.shape[1] != self.T:
+            raise InputError(
+                f"observation: expected a window of T={self.T} frames, got {observation.state.shape[1]}. "
+                "Collect the last T frames; mark frames before the episode's start invalid."
+            )
+        state = np.where(observation.state_valid[..., None], self.state_normaliser.encode(observation.state), 0)
+        ids, words_valid = self.tokenizer.encode(observation.instruction)
+        return Inputs(
+            images={name: self._pixels(image) for name, image in observation.images.items()},
+            images_valid={name: self._mask(v) for name, v in observation.images_valid.items()},
+            state=torch.from_numpy(state.astype(np.float32)).to(self.device),
+            state_valid=self._mask(observation.state_valid),
+            words=torch.from_numpy(ids).to(self.device),
+            words_valid=self._mask(words_valid),
+        )
+
+    def _pixels(self, image: np.ndarray) -> Tensor:
+        B, T = image.shape[:2]
+        if image.shape[-2:] != self.image_size:
+            flat = resize_images(image.reshape(B * T, *image.shape[2:]), *self.image_size)
+            image = flat.reshape(B, T, *flat.shape[1:])
+        return torch.from_numpy(image).to(self.device).float().mul_(1 / 127.5).sub_(1)
+
+    def _mask(self, valid: np.ndarray) -> Tensor | None:
+        return None if valid.all() else torch.from_numpy(valid).to(self.device)
+
+    def targets(self, batch: Batch) -> Float[Tensor, "B H A"]:
+        """The chunk as the head sees it: transformed and normalised; padded steps are zeros.
+
+        Raises:
+            NonFiniteError: a valid action is NaN or infinite; names episode, frame, step and dimension.
+        """
+        chunk = batch.chunk
+        chunk.check(self.spec.action, self.H)
+        bad = ~np.isfinite(chunk.actions) & chunk.valid[..., None]
+        if bad.any():
+            b, h, a = (int(i[0]) for i in np.nonzero(bad))
+            raise NonFiniteError(
+                f"action: expected finite numbers, got {chunk.actions[b, h, a]} in episode {batch.episode[b]}, frame "
+                f"{batch.frame[b]}, step {h}, dimension {a} ({self.spec.action.names[a]}). Repair or drop the episode."
+            )
+        actions = self.transforms.encode(batch.observation, chunk.actions)
+        actions = np.where(chunk.valid[..., None], self.action_normaliser.encode(actions), 0)
+        return torch.from_numpy(actions.astype(np.float32)).to(self.device)
+
+    def loss(self, batch: Batch, rng: torch.Generator) -> Loss:
+        """Per-number loss of a training batch.
+
+        Raises:
+            NonFiniteError: NaN or infinity in the batch; names episode and frame.
+        """
+        bad = ~np.isfinite(batch.observation.state) & batch.observation.state_valid[..., None]
+        if bad.any():
+            b, _, s = (int(i[0]) for i in np.nonzero(bad))
+            raise NonFiniteError(
+                f"state: expected finite numbers, got {batch.observation.state[bad][0]} in episode {batch.episode[b]}, "
+                f"frame {batch.frame[b]}, dimension {s} ({self.spec.state.names[s]}). Repair or drop the episode."
+            )
+        context = self.backbone(self.prepare(batch.observation))
+        values = self.head.loss(context, self.targets(batch), rng)
+        return Loss(values, torch.from_numpy(batch.chunk.valid).to(values.device))
+
+    @torch.no_grad()
+    def plan(self, observation: Observation, rngs: Sequence[np.random.Generator], cached: bool = True) -> Chunk:
+        """One chunk per sample in physical units; sample b uses ``rngs[b]`` alone.
+
+        ``cached`` False recomputes the prefix in every pass of the head; the result is the same up to rounding.
+
+        Raises:
+            InputError: what ``prepare`` refuses; a wrong number of generators.
+        """
+        if len(rngs) != observation.size:
+            raise InputError(f"rngs: expected one generator per sample ({observation.size}), got {len(rngs)}")
+        context = self.backbone(self.prepare(observation), cached=cached)
+        normal = self.head.sample(context, rngs).cpu().numpy()
+        actions = self.action_normaliser.decode(normal)
+        actions = self.transforms.decode(observation, actions).astype(np.float32)
+        return Chunk(actions, np.ones(actions.shape[:2], bool))
+
+    def unknown_words(self, instructions: Sequence[str]) -> tuple[str, ...]:
+        """Words of these instructions that training never saw: the policy cannot know what they mean."""
+        return self.tokenizer.unknown_words(instructions)

@@ -1,0 +1,254 @@
+"""System: every part of a run as one frozen value. It builds a policy, prints, saves as JSON and can be overridden.
+
+A system never changes in place: ``system.override({"head.steps": 5})`` is another system with another fingerprint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from vola.fit import Fitted, NormaliserKind
+from vola.data.transforms import RelativeActions, Transforms
+from vola.errors import ConfigError
+from vola.executor import Receding
+from vola.heads.base import Head
+from vola.heads.flow import Flow, FlowHead
+from vola.heads.regression import Regression, RegressionHead
+from vola.model.backbone import Backbone, BackboneConfig
+from vola.model.language import WordEmbedding
+from vola.model.networks import ExpertInTrunk, ExpertNetwork
+from vola.model.positions import Learned, NoPositions, Rotary, Sinusoidal
+from vola.model.trunk import ExpertConfig, TrunkConfig
+from vola.model.vision import ConvStem, PatchViT
+from vola.policy import Policy
+from vola.types import ActionSpec, CameraSpec, RobotSpec, StateSpec
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How weights are found. A step is one optimiser step on ``accumulate`` batches of ``batch`` samples.
+
+    ``warmup`` steps rise linearly to ``lr``, then a cosine falls to ``final`` * lr at ``steps``. ``ema`` 0 turns the
+    average of weights off; else the average is what is evaluated and saved as the policy. ``clip`` bounds the global
+    gradient norm. ``stride`` starts training windows at every n-th frame only.
+    """
+
+    steps: int = 3000
+    batch: int = 64
+    accumulate: int = 1
+    lr: float = 3e-3
+    warmup: int = 50
+    final: float = 0.02
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    ema: float = 0.99
+    precision: Literal["fp32", "bf16"] = "fp32"
+    stride: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.steps, self.batch, self.accumulate, self.stride) < 1:
+            raise ConfigError(f"train: expected steps, batch, accumulate and stride >= 1, got {self}")
+        if not 0 <= self.ema < 1:
+            raise ConfigError(f"train: expected 0 <= ema < 1, got {self.ema}")
+
+
+@dataclass(frozen=True)
+class System:
+    """All settings of a run. ``name`` is what reports call it.
+
+    T observation window, H chunk length; ``image_size`` rows, columns the model sees; ``normalise_*`` how numbers are
+    scaled; ``transforms`` between dataset actions and normalised ones; ``execute`` how chunks become actions.
+    """
+
+    name: str
+    robot: RobotSpec
+    image_size: tuple[int, int]
+    T: int
+    H: int
+    trunk: TrunkConfig
+    backbone: BackboneConfig
+    network: ExpertNetwork
+    head: Flow | Regression
+    normalise_state: NormaliserKind = "mean_std"
+    normalise_actions: NormaliserKind = "mean_std"
+    transforms: Transforms = field(default_factory=Transforms)
+    execute: Receding = field(default_factory=Receding)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+    def __post_init__(self) -> None:
+        if min(self.T, self.H) < 1:
+            raise ConfigError(f"system: expected T >= 1 and H >= 1, got T={self.T}, H={self.H}")
+        if isinstance(self.head, Flow) == (self.network.time == "none"):
+            raise ConfigError(
+                f"system: a {type(self.head).__name__} head needs a network "
+                f"{'with' if isinstance(self.head, Flow) else 'without'} flow time, got time={self.network.time!r}"
+            )
+        if self.execute.k > self.H:
+            raise ConfigError(f"system: expected execute.k <= H, got k={self.execute.k}, H={self.H}")
+
+    def build(self, fitted: Fitted) -> Policy:
+        """A fresh policy. Weights depend on ``train.seed`` alone; torch's global generator is left as it was.
+
+        Raises:
+            ConfigError: statistics were fitted for other transforms or another robot.
+        """
+        fitted.check(self.robot, self.transforms)
+        S, A, cameras = self.robot.state.size, self.robot.action.size, tuple(c.name for c in self.robot.cameras)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.train.seed)
+            vocabulary = len(fitted.tokenizer.words)
+            backbone = Backbone(
+                self.backbone, self.trunk, cameras, self.image_size, S, self.T, self.H, vocabulary
+            )
+            network = ExpertInTrunk(self.network, self.trunk, A, self.H)
+            head: Head
+            if isinstance(self.head, Flow):
+                head = FlowHead(self.head, network, self.H, A)
+            else:
+                head = RegressionHead(self.head, network, self.H, A)
+        for i, camera in enumerate(cameras):
+            mean, std = fitted.pixels[camera]
+            backbone.image_mean[i] = torch.tensor(mean)
+            backbone.image_std[i] = torch.tensor(std)
+        return Policy(
+            self.robot,
+            self.image_size,
+            self.T,
+            self.H,
+            self.transforms,
+            fitted.normaliser("state", self.normalise_state),
+            fitted.normaliser("action", self.normalise_actions),
+            fitted.tokenizer,
+            backbone,
+            head,
+        )
+
+    def override(self, changes: Mapping[str, Any]) -> System:
+        """Another system with some settings changed, named by dotted paths: ``{"train.steps": 500, "H": 32}``.
+
+        Raises:
+            ConfigError: no such setting (with the nearest name), or a value of another type.
+        """
+        return _override(self, {tuple(path.split(".")): value for path, value in changes.items()}, "")
+
+    def to_json(self) -> str:
+        """Readable JSON; every part carries its class name under "part"."""
+        return json.dumps(_encode(self), indent=2)
+
+    @staticmethod
+    def from_json(text: str) -> System:
+        """Raises ConfigError on an unknown part or setting."""
+        system = _decode(json.loads(text))
+        if not isinstance(system, System):
+            raise ConfigError(f"system.json: expected a System, got {type(system).__name__}")
+        return system
+
+    def fingerprint(self) -> str:
+        """Twelve hex digits that change when any setting changes."""
+        return hashlib.sha256(json.dumps(_encode(self)).encode()).hexdigest()[:12]
+
+
+# Everything that may stand in a system.json. A closed list: a file cannot name any other class.
+PARTS = {
+    c.__name__: c
+    for c in (
+        *(System, TrainConfig, RobotSpec, CameraSpec, StateSpec, ActionSpec, TrunkConfig, ExpertConfig, BackboneConfig),
+        *(ConvStem, PatchViT, WordEmbedding, ExpertNetwork, Flow, Regression, Transforms, RelativeActions, Receding),
+        *(Rotary, Sinusoidal, Learned, NoPositions),
+    )
+}
+
+
+def _encode(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"part": type(value).__name__} | {f.name: _encode(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, tuple):
+        return [_encode(v) for v in value]
+    return value
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_decode(v) for v in value)
+    if not isinstance(value, dict):
+        return value
+    name = value.get("part")
+    if name not in PARTS:
+        raise ConfigError(f"system.json: expected one of the parts {sorted(PARTS)}, got {name!r}")
+    settings = {k: _decode(v) for k, v in value.items() if k != "part"}
+    names = {f.name for f in fields(PARTS[name])}
+    if set(settings) != names:
+        raise ConfigError(
+            f"system.json: {name}: missing {sorted(names - set(settings))}, unknown {sorted(set(settings) - names)}. "
+            "It was written by another version; see CHANGELOG."
+        )
+    return PARTS[name](**settings)
+
+
+def _override(part: Any, changes: Mapping[tuple[str, ...], Any], above: str) -> Any:
+    """``part`` with all changes at once, so that settings which only fit together can change together."""
+    names = [f.name for f in fields(part)]
+    hints = typing.get_type_hints(type(part))
+    new: dict[str, Any] = {}
+    for name in dict.fromkeys(path[0] for path in changes):
+        whole = f"{above}{name}"
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(f"setting {whole!r}: {type(part).__name__} has no {name!r}; it has {names}.{hint}")
+        value = getattr(part, name)
+        if (name,) in changes:
+            value = _fit(changes[name,], hints[name], whole)
+        inner = {path[1:]: v for path, v in changes.items() if path[0] == name and len(path) > 1}
+        if inner and not is_dataclass(value):
+            raise ConfigError(f"setting {whole!r}: it is {value!r} and has no settings of its own")
+        new[name] = _override(value, inner, f"{whole}.") if inner else value
+    return replace(part, **new)
+
+
+def _fit(value: Any, wanted: Any, whole: str) -> Any:
+    """The value as the annotated type, or ConfigError: integers widen to floats, lists become tuples."""
+    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
+    if origin is Literal:
+        if value in arguments:
+            return value
+        raise ConfigError(f"setting {whole!r}: expected one of {list(arguments)}, got {value!r}")
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(value)
+    allowed = arguments if origin in (typing.Union, types.UnionType) else (wanted,)
+    plain = tuple(a for a in allowed if isinstance(a, type))
+    if isinstance(value, plain) and not (isinstance(value, bool) and bool not in plain):
+        return value
+    shown = " or ".join(getattr(a, "__name__", str(a)) for a in allowed)
+    raise ConfigError(f"setting {whole!r}: expected {shown}, got {value!r} ({type(value).__name__})")
+
+
+def describe(system: System) -> str:
+    """The settings, one line each, indented by part."""
+    lines: list[str] = []
+
+    def walk(value: Any, name: str, depth: int) -> None:
+        pad = "  " * depth
+        if is_dataclass(value) and not isinstance(value, type):
+            lines.append(f"{pad}{name}: {type(value).__name__}")
+            for f in dataclasses.fields(value):
+                walk(getattr(value, f.name), f.name, depth + 1)
+        else:
+            lines.append(f"{pad}{name} = {value!r}")
+
+    walk(system, system.name, 0)
+    return "\n".join(lines)

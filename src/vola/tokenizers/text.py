@@ -1,0 +1,91 @@
+"""Instructions -> token ids, with a vocabulary fitted on the training instructions.
+
+The work is done by the ``tokenizers`` library; this file fixes the convention: lower case, split at white space and
+punctuation, id 0 = padding, id 1 = unknown. A word that training never saw is unknown; it is counted and reported
+by ``unknown_words``, never silently replaced by another word.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Bool, Int64
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+from vola.errors import InputError
+
+PAD, UNKNOWN = 0, 1
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """A word vocabulary; equal vocabularies are equal tokenizers. ``words[i]`` has id i."""
+
+    words: tuple[str, ...]
+
+    @staticmethod
+    def fit(instructions: Iterable[str]) -> TextTokenizer:
+        """Every word of the training instructions, in alphabetic order behind padding and unknown.
+
+        Raises:
+            InputError: no instruction holds a word.
+        """
+        splitter = _library_tokenizer({"[PAD]": PAD, "[UNK]": UNKNOWN})
+        words: set[str] = set()
+        for text in set(instructions):
+            words.update(_split(splitter, text))
+        if not words:
+            raise InputError(
+                "instructions: expected at least one word in the training set, got none. "
+                "Give the dataset an instruction with `--instruction 'what the robot does'`."
+            )
+        return TextTokenizer(("[PAD]", "[UNK]", *sorted(words)))
+
+    @cached_property
+    def _library(self) -> Tokenizer:
+        return _library_tokenizer({word: i for i, word in enumerate(self.words)})
+
+    def encode(self, instructions: Sequence[str]) -> tuple[Int64[np.ndarray, "B N"], Bool[np.ndarray, "B N"]]:
+        """Ids and validity ``B N``, N the longest instruction of these; nothing is ever cut off.
+
+        Raises:
+            InputError: an instruction holds no word at all.
+        """
+        rows = [self._library.encode(text).ids for text in instructions]
+        for text, row in zip(instructions, rows, strict=True):
+            if not row:
+                raise InputError(f"instruction: expected at least one word, got {text!r}")
+        N = max(len(row) for row in rows)
+        ids = np.full((len(rows), N), PAD, dtype=np.int64)
+        for i, row in enumerate(rows):
+            ids[i, : len(row)] = row
+        return ids, np.arange(N) < np.array([[len(row)] for row in rows])
+
+    def unknown_words(self, instructions: Sequence[str]) -> tuple[str, ...]:
+        """The words, in order and without repetition, that training never saw."""
+        known = set(self.words)
+        found = (w for text in instructions for w in _split(self._library, text) if w not in known)
+        return tuple(dict.fromkeys(found))
+
+    def to_json(self) -> str:
+        return json.dumps({"kind": "words", "words": list(self.words)}, ensure_ascii=False)
+
+    @staticmethod
+    def from_json(text: str) -> TextTokenizer:
+        return TextTokenizer(tuple(json.loads(text)["words"]))
+
+
+def _split(library: Tokenizer, text: str) -> list[str]:
+    normal = library.normalizer.normalize_str(text)
+    return [word for word, _ in library.pre_tokenizer.pre_tokenize_str(normal)]
+
+
+def _library_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
+    library = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    library.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return library
