@@ -72,6 +72,22 @@ def test_distractors_and_noise_leave_the_rest_of_a_scene_alone():
         assert full.instructions == bare.instructions
 
 
+def test_noise_and_kicks_are_common_random_numbers():
+    """The disturbance of a step depends on the seed only: not on actions, time limit or the other knob."""
+
+    def pushes(**knobs):
+        table = make_tabletop("vola/Compose-v0", **knobs)
+        table.reset(np.arange(50))
+        table.world.robot[:] = 0
+        return table.step(np.zeros((50, 2))).state.astype(float)
+
+    noise, kick = pushes(noise=0.1), pushes(kick_probability=0.5, kick_size=0.1)
+    assert (np.abs(noise) > 0).all()
+    np.testing.assert_allclose(pushes(noise=0.1, kick_probability=0.5, kick_size=0.1), noise + kick, atol=1e-6)
+    np.testing.assert_array_equal(pushes(noise=0.1, time_limit=99), noise)
+    np.testing.assert_array_equal(pushes(kick_probability=0.5, kick_size=0.1, time_limit=99), kick)
+
+
 def test_finished_scenes_stay_as_they_are():
     table = make_tabletop("vola/Detour-v0", noise=0.5)
     table.reset(np.arange(20))
@@ -94,15 +110,15 @@ def test_finished_scenes_stay_as_they_are():
 
 def test_actions_are_shortened_to_the_speed_limit_and_noise_has_the_stated_size():
     table = make_tabletop("vola/Compose-v0", noise=0.5)
-    table.reset(np.arange(4000))
+    table.reset(np.arange(2000))
     table.world.robot[:] = 0
-    moved = table.step(np.tile([3.0, 4.0], (4000, 1))).state  # ten times too long
+    moved = table.step(np.tile([3.0, 4.0], (2000, 1))).state  # ten times too long
     np.testing.assert_allclose(moved.mean(0), [0.12 * 0.6, 0.12 * 0.8], atol=0.004)
     np.testing.assert_allclose(moved.std(0), 0.5 * 0.12, rtol=0.05)
     table = make_tabletop("vola/Compose-v0", kick_probability=0.25, kick_size=0.3)
-    table.reset(np.arange(4000))
+    table.reset(np.arange(2000))
     table.world.robot[:] = 0
-    length = np.linalg.norm(table.step(np.zeros((4000, 2))).state, axis=1)
+    length = np.linalg.norm(table.step(np.zeros((2000, 2))).state, axis=1)
     kicked = length > 0
     assert kicked.mean() == pytest.approx(0.25, abs=0.03)
     np.testing.assert_allclose(length[kicked], 0.3, atol=1e-6)
@@ -181,6 +197,9 @@ def test_staying_at_another_object_is_reported_as_such():
     assert (result.success == (result.failure == "")).all()
     assert Counter(result.failure.tolist())["wrong_object"] > 15
     assert result.truncated[~result.success].all()
+    table = make_tabletop("vola/Detour-v0", distractors=0, time_limit=3)
+    table.reset([0])
+    assert reach(table, table.world.robot.copy()).failure.tolist() == ["timeout"]
 
 
 def test_compose_is_judged_at_the_end():
@@ -326,7 +345,9 @@ def test_settings_errors_name_the_nearest_match():
         ("vola/Push-v0", {"noise": -0.1}),
         ("vola/Compose-v0", {"split": "heldout"}),
         ("vola/Compose-v0", {"kick_probability": 1.5}),
+        ("vola/Compose-v0", {"kick_size": 1.0}),
         ("vola/Compose-v0", {"image_size": 4}),
+        ("vola/Compose-v0", {"time_limit": 2.5}),
     ):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             make_tabletop(env_id, **wrong)

@@ -53,12 +53,12 @@ class TabletopConfig:
     kick_size: float = 0.2
 
     def __post_init__(self) -> None:
-        if not self.image_size >= 8:
-            raise ConfigError(f"image_size: expected at least 8 pixels, got {self.image_size!r}")
-        if not self.noise >= 0 or not self.kick_size >= 0:
-            raise ConfigError(f"noise, kick_size: expected 0 or more, got {self.noise!r}, {self.kick_size!r}")
-        if not 0 <= self.kick_probability <= 1:
-            raise ConfigError(f"kick_probability: expected 0..1, got {self.kick_probability!r}")
+        if not isinstance(self.image_size, int) or self.image_size < 8:
+            raise ConfigError(f"image_size: expected a whole number of at least 8 pixels, got {self.image_size!r}")
+        # The upper bounds keep one substep of the physics shorter than a wall is thick.
+        for name, most in (("noise", 2.0), ("kick_probability", 1.0), ("kick_size", 0.5)):
+            if not 0 <= getattr(self, name) <= most:
+                raise ConfigError(f"{name}: expected 0 .. {most:g}, got {getattr(self, name)!r}")
 
 
 @dataclass(frozen=True)
@@ -159,14 +159,20 @@ class Tabletop:
         return self.state
 
     def _disturbance(self, seed: int) -> Float[np.ndarray, "time_limit 2"]:
-        """What is added to the displacement (m) in every step of one episode, from a stream of its own."""
+        """What is added to the displacement (m) in every step of one episode.
+
+        Noise and kicks have streams of their own: the scene is the same with and without them, the kicks with and
+        without noise, and a longer time limit only appends.
+        """
         c, T = self.config, self.config.task.time_limit
-        if c.noise == 0 and c.kick_probability == 0:
-            return np.zeros((T, 2))
-        rng = np.random.default_rng([seed, 1])
-        push = rng.standard_normal((T, 2)) * (c.noise * c.task.speed)
-        kicked, angle = rng.random(T) < c.kick_probability, rng.uniform(0, 2 * np.pi, T)
-        return push + (kicked * c.kick_size)[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+        push = np.zeros((T, 2))
+        if c.noise > 0:
+            push += np.random.default_rng([seed, 1]).standard_normal((T, 2)) * (c.noise * c.task.speed)
+        if c.kick_probability > 0:
+            chance, turn = np.random.default_rng([seed, 2]).random((T, 2)).T
+            kick = c.kick_size * np.stack([np.cos(2 * np.pi * turn), np.sin(2 * np.pi * turn)], axis=1)
+            push += np.where(chance[:, None] < c.kick_probability, kick, 0.0)
+        return push
 
     def step(self, actions: Float[np.ndarray, "n 2"]) -> StepResult:
         """Move every unfinished scene by one control step (0.1 s). Nothing is painted.

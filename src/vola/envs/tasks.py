@@ -364,9 +364,11 @@ def check_common(task: Task) -> None:
     Raises:
         ConfigError: naming the setting.
     """
-    for name in ("time_limit", "speed", "robot_radius", "goal_radius"):
-        if not getattr(task, name) > 0:
-            raise ConfigError(f"{name}: expected a number above 0, got {getattr(task, name)!r}")
+    if not isinstance(task.time_limit, int) or task.time_limit < 1:
+        raise ConfigError(f"time_limit: expected a whole number of steps above 0, got {task.time_limit!r}")
+    for name in ("speed", "robot_radius", "goal_radius"):
+        if not 0 < getattr(task, name) <= 0.3:
+            raise ConfigError(f"{name}: expected above 0 and at most 0.3 m, got {getattr(task, name)!r}")
     if task.distractors not in (0, 1, 2, 3):
         raise ConfigError(f"distractors: expected 0, 1, 2 or 3 (there are four colours), got {task.distractors!r}")
 
