@@ -81,6 +81,9 @@ class Backbone(nn.Module):
         T: observation window; H: length of the action block that the layout provides for heads.
     """
 
+    image_mean: Tensor
+    image_std: Tensor
+
     def __init__(
         self,
         config: BackboneConfig,
@@ -131,8 +134,8 @@ class Backbone(nn.Module):
     def _see(self, image: Tensor, valid: Tensor | None, sentence: Tensor, i: int) -> tuple[Tensor, Tensor | None]:
         """Tokens ``B T*n D`` of one camera and their validity."""
         B, T = image.shape[:2]
-        mean, std = self.image_mean[i, :, None, None], self.image_std[i, :, None, None]
-        flat = (image.flatten(0, 1) - mean) / std
+        scale = self.image_std[i, :, None, None].reciprocal()
+        flat = torch.addcmul(-self.image_mean[i, :, None, None] * scale, image.flatten(0, 1), scale)
         said = sentence if T == 1 else sentence.repeat_interleave(T, dim=0)
         tokens = self.vision(flat, said).unflatten(0, (B, T)) + self.camera[i]
         if T > 1:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Literal, cast, final
 
 import torch
 from jaxtyping import Bool, Float
@@ -95,7 +95,8 @@ class Expert(nn.Module):
     def __init__(self, trunk: TrunkConfig, config: ExpertConfig) -> None:
         super().__init__()
         self.trunk, self.config = trunk, config
-        self.layers = nn.ModuleList(ExpertLayer(trunk, config) for _ in range(trunk.depth))
+        layers = nn.ModuleList(ExpertLayer(trunk, config) for _ in range(trunk.depth))
+        self.layers = cast("Sequence[ExpertLayer]", layers)
         self.norm = make_norm(config.norm, config.width, config.condition)
         if isinstance(trunk.positions, Learned):
             self.position = nn.Parameter(0.02 * torch.randn(trunk.positions.length, config.width))
@@ -168,7 +169,7 @@ def run(
     for depth in range(trunk.depth):
         layers = [s.expert.layers[depth] for s in segments]
         parts = [layer.project(x, s.condition) for layer, x, s in zip(layers, xs, segments, strict=True)]
-        q, k, v = (_join([p[i] for p in parts]) for i in range(3))
+        q, k, v = _join([p[0] for p in parts]), _join([p[1] for p in parts]), _join([p[2] for p in parts])
         if angles is not None:
             q, k = rotate(q, angles), rotate(k, angles)
         if cache is not None:
@@ -189,8 +190,8 @@ def run(
     return tuple(s.expert.norm(x, s.condition)[0] for s, x in zip(segments, xs, strict=True)), cache
 
 
-def _join(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+def _join(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=2)
 
 
 def _valid_and_positions(segments: Sequence[Segment], cache: Cache | None) -> tuple[Tensor | None, Tensor, Tensor]:

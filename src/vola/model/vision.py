@@ -25,8 +25,10 @@ from vola.model.trunk import Expert, ExpertConfig, Segment, TrunkConfig, run
 @dataclass(frozen=True)
 class ConvStem:
     """Convolution ``patch`` x ``patch`` (``channels`` maps), FiLM by the sentence, GELU, convolution
-    ``merge`` x ``merge`` to the width D, GELU, flatten, linear to ``tokens`` global tokens.
+    ``merge`` x ``merge`` (``features`` maps), GELU, flatten, linear to ``tokens`` global tokens.
 
+    Kernels equal strides, so both convolutions are matrix products over disjoint patches, which is how they are
+    computed: on a CPU that halves the time of a training step against ``conv2d``.
     ``patch_tokens`` also passes the last feature map on, one token per position, behind the global ones.
     Source: FiLM (Perez et al. 2018, eq. 2) placed as RT-1 does, after the convolution.
     """
@@ -34,6 +36,7 @@ class ConvStem:
     channels: int = 48
     patch: int = 4
     merge: int = 2
+    features: int = 32
     tokens: int = 8
     film: bool = True
     patch_tokens: bool = False
@@ -76,8 +79,8 @@ class FiLM(nn.Module):
         super().__init__()
         self.modulation = nn.Linear(sentence, 2 * channels)
 
-    def forward(self, x: Float[Tensor, "B C Y X"], sentence: Float[Tensor, "B D"]) -> Float[Tensor, "B C Y X"]:
-        scale, shift = self.modulation(sentence)[:, :, None, None].chunk(2, dim=1)
+    def forward(self, x: Float[Tensor, "B n C"], sentence: Float[Tensor, "B E"]) -> Float[Tensor, "B n C"]:
+        scale, shift = self.modulation(sentence)[:, None].chunk(2, dim=-1)
         return torch.addcmul(shift, x, 1 + scale)
 
 
@@ -89,23 +92,29 @@ class ConvEncoder(nn.Module):
         super().__init__()
         self.config, self.width = config, width
         step = config.patch * config.merge
-        grid = (height // step) * (columns // step)
-        self.patches = nn.Conv2d(3, config.channels, config.patch, stride=config.patch)
+        self.grid = (height // step, columns // step)
+        cells = self.grid[0] * self.grid[1]
+        self.patches = nn.Linear(3 * config.patch**2, config.channels)
         self.film = FiLM(config.channels, sentence) if config.film else None
-        self.merge = nn.Conv2d(config.channels, width, config.merge, stride=config.merge)
-        self.globals = nn.Linear(grid * width, config.tokens * width)
+        self.merge = nn.Linear(config.merge**2 * config.channels, config.features)
+        self.globals = nn.Linear(cells * config.features, config.tokens * width)
         if config.patch_tokens:
-            self.grid_position = nn.Parameter(0.02 * torch.randn(grid, width))
+            self.enter = nn.Linear(config.features, width)
+            self.cell = nn.Parameter(0.02 * torch.randn(cells, width))
 
-    def forward(self, image: Float[Tensor, "B C Y X"], sentence: Float[Tensor, "B D"]) -> Float[Tensor, "B n D"]:
-        x = self.patches(image)
+    def forward(self, image: Float[Tensor, "B C Y X"], sentence: Float[Tensor, "B E"]) -> Float[Tensor, "B n D"]:
+        (rows, columns), p, m = self.grid, self.config.patch, self.config.merge
+        x = image.reshape(-1, 3, rows, m, p, columns, m, p)
+        x = x.permute(0, 2, 5, 3, 6, 1, 4, 7).reshape(-1, rows * columns * m * m, 3 * p * p)
+        x = self.patches(x)
         if self.film is not None:
             x = self.film(x, sentence)
-        x = F.gelu(self.merge(F.gelu(x, approximate="tanh")), approximate="tanh")
+        x = F.gelu(x).view(-1, rows * columns, m * m * self.config.channels)
+        x = F.gelu(self.merge(x))
         tokens = self.globals(x.flatten(1)).unflatten(1, (self.config.tokens, self.width))
         if not self.config.patch_tokens:
             return tokens
-        return torch.cat([tokens, x.flatten(2).transpose(1, 2) + self.grid_position], dim=1)
+        return torch.cat([tokens, self.enter(x) + self.cell], dim=1)
 
 
 @final
@@ -122,10 +131,10 @@ class PatchEncoder(nn.Module):
         self.expert = Expert(trunk, ExpertConfig(width, 4 * width, norm="layer", bias=True))
 
     def forward(self, image: Float[Tensor, "B C Y X"], sentence: Float[Tensor, "B D"]) -> Float[Tensor, "B n D"]:
-        x = self.patches(image)
+        x = self.patches(image).flatten(2).transpose(1, 2)
         if self.film is not None:
             x = self.film(x, sentence)
-        (tokens,), _ = run([Segment(self.expert, ("patches",), x.flatten(2).transpose(1, 2))], self.layout)
+        (tokens,), _ = run([Segment(self.expert, ("patches",), x)], self.layout)
         return tokens
 
 

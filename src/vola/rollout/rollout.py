@@ -174,7 +174,7 @@ def _plan(
     if whole:
         made = planner.plan(observation, rngs).actions[chosen]
     else:
-        made = planner.plan(select(observation, chosen), [rngs[i] for i in chosen]).actions
+        made = planner.plan(select(observation, chosen), [rngs[int(i)] for i in chosen]).actions
     took = time.perf_counter() - start
     chunk = _idle(int(rows.sum()), made.shape[1], made.shape[2])
     chunk.actions[active[rows]] = made
@@ -185,13 +185,14 @@ class _Window:
     """The last T observations as one; frames before the start are invalid."""
 
     def __init__(self, T: int) -> None:
-        self.T, self._past = T, None
+        self.T = T
+        self._past: Observation | None = None
 
     def push(self, now: Observation) -> Observation:
         if self.T == 1:
             return now
-        self._past = _shift(self._past, now, self.T)
-        return self._past
+        past = self._past = _shift(self._past, now, self.T)
+        return past
 
 
 def _shift(past: Observation | None, now: Observation, T: int) -> Observation:

@@ -137,9 +137,9 @@ def _step(
         with torch.autocast(policy.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
             loss = policy.loss(batch, rng).mean()
         if not torch.isfinite(loss):
-            raise _non_finite("loss", float(loss), step + 1, batch)
+            raise _non_finite("loss", loss.item(), step + 1, batch)
         (loss / config.accumulate).backward()
-        total += float(loss) / config.accumulate
+        total += loss.item() / config.accumulate
     norm = gradient_norm(policy.parameters(), config.clip)
     if not np.isfinite(norm):
         raise _non_finite("gradient norm", norm, step + 1, batch)

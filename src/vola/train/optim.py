@@ -28,7 +28,8 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 def make_optimiser(policy: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """AdamW (Loshchilov & Hutter 2019); weight decay on matrices and kernels only, not on norms, biases, embeddings."""
     embeddings = {id(m.weight) for m in policy.modules() if isinstance(m, nn.Embedding)}
-    decayed, free = [], []
+    decayed: list[Tensor] = []
+    free: list[Tensor] = []
     for p in policy.parameters():
         (decayed if p.ndim >= 2 and id(p) not in embeddings else free).append(p)
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": free, "weight_decay": 0.0}]
