@@ -14,7 +14,10 @@ import pyarrow.parquet as pq
 from vola.data.lerobot_meta import ACTION, AUTOMATIC, STATE, EpisodeEntry, read_parquet
 from vola.errors import DataError
 
-_KEPT_GROUPS = 4  # row groups of picture bytes held per file; a group is one episode in files LeRobot writes
+# Picture bytes are read in blocks of whole row groups: a group is one episode in files LeRobot writes, and reading
+# thousands of small ones singly costs more than decoding them.
+_BLOCK_BYTES = 16 << 20
+_KEPT_BLOCKS = 4
 
 
 class DataFile:
@@ -28,8 +31,9 @@ class DataFile:
         self.rows = table.num_rows
         self._columns = {k: self._array(table[k], k) for k in eager}
         self._parquet: Any = None
-        self._ends: np.ndarray | None = None
-        self._groups: OrderedDict[tuple[str, int], Any] = OrderedDict()
+        self._blocks: list[list[int]] = []
+        self._ends = np.empty(0, np.int64)
+        self._kept: OrderedDict[tuple[str, int], Any] = OrderedDict()
 
     def column(self, key: str) -> np.ndarray:
         """(rows, *shape); read on first use."""
@@ -40,18 +44,12 @@ class DataFile:
     def pictures(self, key: str, rows: Sequence[int]) -> list[bytes]:
         """Encoded pictures (PNG) of these rows, in this order."""
         if self._parquet is None:
-            try:
-                self._parquet = pq.ParquetFile(self.path, memory_map=True)
-            except (pa.ArrowException, OSError) as error:
-                raise DataError(f"{self.path}: cannot be read any more ({error})") from error
-            counts = [self._parquet.metadata.row_group(g).num_rows for g in range(self._parquet.num_row_groups)]
-            self._ends = np.cumsum(counts)
-        assert self._ends is not None
+            self._parquet, self._blocks, self._ends = self._open()
         out = []
         for row in rows:
-            group = int(np.searchsorted(self._ends, row, side="right"))
-            start = int(self._ends[group - 1]) if group else 0
-            data = self._group(key, group)[row - start].as_py()
+            place = int(np.searchsorted(self._ends, row, side="right"))
+            start = int(self._ends[place - 1]) if place else 0
+            data = self._block(key, place)[row - start].as_py()
             if data is None:
                 raise DataError(
                     f"{self.path}: row {row} of {key} holds no picture bytes, only a path. "
@@ -60,19 +58,39 @@ class DataFile:
             out.append(data)
         return out
 
-    def _group(self, key: str, group: int) -> Any:
-        if (key, group) not in self._groups:
+    def _open(self) -> tuple[Any, list[list[int]], np.ndarray]:
+        """The file, its row groups gathered into blocks, and the row at which each block ends."""
+        try:
+            parquet = pq.ParquetFile(self.path, memory_map=True)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{self.path}: cannot be read any more ({error})") from error
+        blocks: list[list[int]] = []
+        ends: list[int] = []
+        size = _BLOCK_BYTES
+        for group in range(parquet.num_row_groups):
+            described = parquet.metadata.row_group(group)
+            if size + described.total_byte_size > _BLOCK_BYTES:
+                blocks.append([])
+                ends.append(ends[-1] if ends else 0)
+                size = 0
+            blocks[-1].append(group)
+            ends[-1] += described.num_rows
+            size += described.total_byte_size
+        return parquet, blocks, np.array(ends)
+
+    def _block(self, key: str, place: int) -> Any:
+        if (key, place) not in self._kept:
             try:
-                column = self._parquet.read_row_group(group, columns=[key], use_threads=False)[key]
+                column = self._parquet.read_row_groups(self._blocks[place], columns=[key], use_threads=False)[key]
             except (pa.ArrowException, OSError) as error:
                 raise DataError(f"{self.path}: {key} cannot be read ({error}). Copy the file again.") from error
             if not pa.types.is_struct(column.type):
                 raise DataError(f"{self.path}: expected {key} as struct<bytes, path>, got {column.type}")
-            self._groups[key, group] = column.combine_chunks().field("bytes")
-            if len(self._groups) > _KEPT_GROUPS:
-                self._groups.popitem(last=False)
-        self._groups.move_to_end((key, group))
-        return self._groups[key, group]
+            self._kept[key, place] = column.combine_chunks().field("bytes")
+            if len(self._kept) > _KEPT_BLOCKS:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end((key, place))
+        return self._kept[key, place]
 
     def _array(self, column: pa.ChunkedArray, key: str) -> np.ndarray:
         declared = self._features.get(key, {}).get("shape")
@@ -97,7 +115,7 @@ class DataFile:
         return flat.reshape(len(values), *shape)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_parquet": None, "_groups": OrderedDict()}
+        return {**self.__dict__, "_parquet": None, "_kept": OrderedDict()}
 
 
 def locate(file: DataFile, entry: EpisodeEntry, fps: float, tolerance_s: float) -> int:

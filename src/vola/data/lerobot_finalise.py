@@ -241,19 +241,21 @@ def histogram_stats(histogram: np.ndarray, frames: int) -> dict[str, Any]:
     ``count`` is the number of frames that were counted, as in LeRobot's files.
     """
     values = np.arange(256) / 255.0
-    weights = histogram / histogram.sum(1, keepdims=True)
-    mean = weights @ values
-    std = np.sqrt(np.maximum(((values - mean[:, None]) ** 2 * weights).sum(1), 0.0))
     total = np.cumsum(histogram, axis=1)
-    result = {"mean": mean, "std": std}
-    result["min"] = np.array([values[np.flatnonzero(h)[0]] for h in histogram])
-    result["max"] = np.array([values[np.flatnonzero(h)[-1]] for h in histogram])
-    for name, q in QUANTILES.items():
-        position = q * (total[:, -1] - 1)
-        low, high = np.floor(position).astype(np.int64), np.ceil(position).astype(np.int64)
-        a = np.array([values[np.searchsorted(t, i, side="right")] for t, i in zip(total, low, strict=True)])
-        b = np.array([values[np.searchsorted(t, i, side="right")] for t, i in zip(total, high, strict=True)])
-        result[name] = a + (b - a) * (position - low)
+    n = int(total[0, -1])
+    mean = histogram @ values / n
+    std = np.sqrt(np.maximum(histogram @ values**2 / n - mean**2, 0.0))
+    # Linear interpolation between order statistics, as numpy.quantile does: the i-th smallest pixel is the first
+    # value whose running count exceeds i. min and max are the quantiles 0 and 1.
+    position = np.array([0.0, 1.0, *QUANTILES.values()]) * (n - 1)
+    low = np.floor(position).astype(np.int64)
+    pair = np.minimum(np.stack([low, low + 1], axis=1), n - 1)
+    a, b = np.moveaxis(values[(total[:, None, None] <= pair[None, ..., None]).sum(-1)], 2, 0)
+    result = {
+        "mean": mean,
+        "std": std,
+        **dict(zip(("min", "max", *QUANTILES), (a + (b - a) * (position - low)).T, strict=True)),
+    }
     nested: dict[str, Any] = {k: v[:, None, None].tolist() for k, v in result.items()}
     nested["count"] = [frames]
     return nested

@@ -77,6 +77,11 @@ class Windows:
     def __len__(self) -> int:
         return len(self._row)
 
+    @property
+    def frame(self) -> np.ndarray:
+        """Per sample the number of its frame inside its episode, int64 ``(len,)``."""
+        return self._frame
+
     def batch(self, indices: np.ndarray | Sequence[int]) -> Batch:
         """The samples with these numbers, as a ``Batch`` (see the class for its masks).
 
