@@ -127,7 +127,7 @@ class TabletopVectorEnv(gymnasium.vector.VectorEnv[Observed, np.ndarray, np.ndar
         if len(rows):
             self.table.reset([_draw_seed(self._generators[i]) for i in rows], rows)
         table = self.table
-        reward = (table.success & ~ended).astype(np.float64)
+        reward = table.success.astype(np.float64)  # a new episode has none yet
         return self._observed(), reward, table.terminated.copy(), table.truncated.copy(), self._info()
 
     def _observed(self) -> Observed:
