@@ -81,7 +81,9 @@ class Fitted:
         data: dict[str, Any] = json.loads(text)
         missing = {"statistics", "tokenizer", "pixels", "transforms", "instructions"} - set(data)
         if missing:
-            raise CheckpointError(f"fitted.json: missing {sorted(missing)}. Restore the file; nothing stands in for it.")
+            raise CheckpointError(
+                f"fitted.json: missing {sorted(missing)}. Restore the file; nothing stands in for it."
+            )
         return Fitted(
             Statistics.from_json(data["statistics"]),
             TextTokenizer.from_json(json.dumps(data["tokenizer"])),

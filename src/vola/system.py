@@ -17,10 +17,10 @@ from typing import Any, Literal
 
 import torch
 
-from vola.fit import Fitted, NormaliserKind
 from vola.data.transforms import RelativeActions, Transforms
 from vola.errors import ConfigError
 from vola.executor import Receding
+from vola.fit import Fitted, NormaliserKind
 from vola.heads.base import Head
 from vola.heads.flow import Flow, FlowHead
 from vola.heads.regression import Regression, RegressionHead
@@ -109,9 +109,7 @@ class System:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.train.seed)
             vocabulary = len(fitted.tokenizer.words)
-            backbone = Backbone(
-                self.backbone, self.trunk, cameras, self.image_size, S, self.T, self.H, vocabulary
-            )
+            backbone = Backbone(self.backbone, self.trunk, cameras, self.image_size, S, self.T, self.H, vocabulary)
             network = ExpertInTrunk(self.network, self.trunk, A, self.H)
             head: Head
             if isinstance(self.head, Flow):

@@ -86,7 +86,7 @@ class Rollouts:
 
     @property
     def rate(self) -> Rate:
-        """Successes out of episodes; ``rate.wilson()`` gives the interval."""
+        """Successes out of episodes; ``theory.statistics.wilson`` gives its interval."""
         return Rate(sum(e.success for e in self.episodes), len(self.episodes))
 
 

@@ -40,7 +40,7 @@ def small(robot: RobotSpec) -> System:
 def tiny(robot: RobotSpec) -> System:
     """Every part at size 8: for tests and for reading shapes."""
     expert = ExpertConfig(width=8, hidden=8)
-    vision = ConvStem(channels=4, patch=4, merge=2, tokens=2)
+    vision = ConvStem(channels=4, patch=4, merge=2, features=4, tokens=2)
     return small(robot).override(
         {
             "image_size": (8, 8),

@@ -68,7 +68,7 @@ def train(
     data: Windows,
     held_out: Windows | None = None,
     evaluate: Evaluate | None = None,
-    schedule: Schedule = Schedule(),
+    schedule: Schedule | None = None,
     resume: bool = False,
 ) -> Result:
     """Train ``system`` on ``data`` and keep log and checkpoints in the folder ``run``.
@@ -82,7 +82,7 @@ def train(
         CheckpointError: ``run`` already holds another run, or resuming with another system or dataset.
         NonFiniteError: a loss or gradient stopped being a number; names the batch. The last checkpoint is intact.
     """
-    config = system.train
+    config, schedule = system.train, schedule or Schedule()
     if len(data) == 0:
         raise ConfigError("train: expected at least one training window, got none")
     policy = system.build(fitted)
@@ -284,8 +284,9 @@ def _non_finite(what: str, value: float, step: int, batch: Batch) -> NonFiniteEr
     state, actions = batch.observation.state, batch.chunk.actions
     return NonFiniteError(
         f"{what} became {value} at step {step}; the last checkpoint is intact. Batch of episode:frame "
-        f"{', '.join(names)}{', ...' if batch.size > 8 else ''}; state in [{state.min():.4g}, {state.max():.4g}], actions "
-        f"in [{actions.min():.4g}, {actions.max():.4g}]. Look for outliers with `vola data info`, or lower train.lr."
+        f"{', '.join(names)}{', ...' if batch.size > 8 else ''}; state in [{state.min():.4g}, {state.max():.4g}], "
+        f"actions in [{actions.min():.4g}, {actions.max():.4g}]. "
+        "Look for outliers with `vola data info`, or lower train.lr."
     )
 
 

@@ -12,7 +12,7 @@ from vola.types import Batch
 
 
 def step_flops(policy: Policy, batch: Batch) -> int:
-    """FLOPs (2 per multiply-add) of the matrix products, convolutions and attention of one forward and backward pass."""
+    """FLOPs (2 per multiply-add) of matrix products, convolutions and attention in one forward and backward pass."""
     rng = torch.Generator(policy.device).manual_seed(0)
     with FlopCounterMode(display=False) as counter:
         policy.loss(batch, rng).mean().backward()

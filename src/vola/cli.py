@@ -1,0 +1,265 @@
+"""The command ``vola``: parse, call a function of ``workflow``, print. Heavy imports wait until they are needed.
+
+Exit status: 0 done, 1 an error that vola explains, 130 stopped by Ctrl-C (with everything saved).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from tyro.conf import Positional
+
+from vola.errors import ConfigError, VolaError
+
+Overrides = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...")]
+
+
+def demo(out: Path = Path("runs/demo"), episodes: int = 3000, steps: int = 3000, eval_episodes: int = 200) -> None:
+    """Demonstrations -> pi0 and an L2 baseline -> closed-loop success -> a report, on the built-in bimodal task.
+
+    Args:
+        out: run folder to create.
+        episodes: demonstrations to record, each scene once per side of the wall.
+        steps: training steps of each of the two policies.
+        eval_episodes: held-out start states for the final success rates.
+    """
+    from vola.demo import demo as run
+
+    run(out, episodes, steps, eval_episodes)
+
+
+def train(
+    data: Positional[str],
+    system: str = "pi0",
+    size: Literal["tiny", "small", "full"] = "small",
+    out: Path | None = None,
+    val: float = 0.1,
+    env: str | None = None,
+    episodes: int = 3000,
+    eval_episodes: int = 200,
+    evaluate_every: int = 0,
+    relative: bool = False,
+    instruction: str | None = None,
+    set: Overrides = (),
+    resume: bool = False,
+    role: Literal["policy", "baseline"] = "policy",
+    report: bool = True,
+) -> None:
+    """Train a policy on a LeRobot dataset or a built-in task, evaluate it and write a report.
+
+    Args:
+        data: folder of a LeRobot dataset (v3.0 or v2.1), or a built-in task such as vola/Detour-v0.
+        system: which system file: pi0 or regression.
+        size: which of its sizes.
+        out: run folder; default runs/<system>-<data>.
+        val: share of episodes held out from training and statistics.
+        env: task for closed-loop evaluation; default the task given as data, none for a dataset.
+        episodes: demonstrations to record when data is a task.
+        eval_episodes: start states of the final closed-loop evaluation.
+        evaluate_every: also evaluate (50 start states) every so many steps; 0 is only at the end.
+        relative: learn actions as offsets from the current state where both share a name.
+        instruction: sentence for a dataset that has none.
+        set: settings to override, e.g. --set H=32 train.steps=500 head.steps=5 (see `vola show pi0`).
+        resume: continue the run in `out`.
+        role: how the report shows it beside others.
+        report: write report.html at the end.
+    """
+    from vola.train.loop import Schedule
+    from vola.workflow import train_run
+
+    folder = out or Path("runs") / f"{system}-{Path(data).name}"
+    run = train_run(
+        data,
+        folder,
+        system=system,
+        size=size,
+        val=val,
+        env=env,
+        episodes=episodes,
+        eval_episodes=eval_episodes,
+        relative=relative,
+        instruction=instruction,
+        changes=parse_overrides(set),
+        schedule=Schedule(evaluate=evaluate_every, progress=sys.stderr.isatty()),
+        resume=resume,
+        role=role,
+        report=report,
+        command=["vola", *sys.argv[1:]],
+    )
+    _print_summary(run)
+
+
+def evaluate(
+    checkpoint: Positional[Path],
+    env: str = "vola/Detour-v0",
+    episodes: int = 200,
+    k: int | None = None,
+    noise: float = 0.0,
+) -> None:
+    """Closed-loop success of a checkpoint, with its interval, on fixed held-out start states.
+
+    Args:
+        checkpoint: checkpoint folder, or a run (its newest checkpoint).
+        env: built-in task.
+        episodes: number of start states; always the same ones.
+        k: executed steps per chunk, if not the system's own.
+        noise: execution noise, standard deviation as a share of the robot's speed.
+    """
+    from vola import checkpoint as checkpoints
+    from vola.theory.statistics import wilson
+    from vola.workflow import closed_loop, console
+
+    loaded = checkpoints.load(checkpoint)
+    system = loaded.system if k is None else loaded.system.override({"execute.k": k})
+    rollouts = closed_loop(loaded.policy, env, system, episodes=episodes, settings={"noise": noise})
+    unknown = loaded.policy.unknown_words([e.instruction for e in rollouts.episodes])
+    if unknown:
+        console.print(f"[yellow]note:[/] words that training never saw: {', '.join(unknown)}")
+    interval = wilson(rollouts.rate.successes, rollouts.rate.n)
+    failures = sorted({e.failure for e in rollouts.episodes} - {""})
+    counts = ", ".join(f"{sum(e.failure == f for e in rollouts.episodes)} {f}" for f in failures) or "none"
+    print(
+        f"{system.name} on {env}, k={system.execute.k}: {rollouts.rate.successes} of {episodes} = "
+        f"{rollouts.rate.rate:.1%} [{interval.low:.1%}, {interval.high:.1%}] (95 % Wilson); failures: {counts}"
+    )
+
+
+def report(run: Positional[Path]) -> None:
+    """Write (again) the report of a run folder from its records.
+
+    Args:
+        run: folder with summary.json.
+    """
+    from vola.report.page import build_report
+
+    print(build_report(run))
+
+
+def show(what: Positional[str], size: Literal["tiny", "small", "full"] = "small") -> None:
+    """Print a checkpoint (parts, layout, parameters, normaliser, fingerprint) or a system by name.
+
+    Args:
+        what: a checkpoint folder, a run, or the name of a system.
+        size: which size of a named system.
+    """
+    from vola.show import show as text
+
+    print(text(what, size))
+
+
+def data_info(path: Positional[Path], missing_video: Literal["skip", "refuse"] = "skip") -> None:
+    """Describe a LeRobot dataset: episodes, rates, dimensions with units and ranges, cameras, tasks, oddities.
+
+    Args:
+        path: folder of the dataset.
+        missing_video: leave out episodes whose video is absent, or refuse the dataset.
+    """
+    from rich.console import Console
+
+    from vola.data.lerobot import open_lerobot
+    from vola.data.summary import describe
+
+    Console().print(describe(open_lerobot(path, missing_video=missing_video)))
+
+
+def data_collect(
+    env: Positional[str],
+    out: Path,
+    episodes: int = 3000,
+    first_seed: int = 0,
+    noise: float = 0.15,
+    sides: Literal["both", "left", "right", "near"] = "both",
+    video: bool = False,
+) -> None:
+    """Record expert demonstrations of a built-in task as a LeRobot v3.0 dataset.
+
+    Args:
+        env: built-in task, e.g. vola/Detour-v0, vola/Push-v0, vola/Compose-v0.
+        out: new folder.
+        episodes: how many (an even number where each scene is shown once per side).
+        first_seed: seed of the first scene.
+        noise: execution noise, standard deviation as a share of the robot's speed.
+        sides: for Detour: both sides of every scene, or one only.
+        video: store h264 video instead of PNG.
+    """
+    from vola.workflow import collect
+
+    written = collect(env, out, episodes, first_seed=first_seed, noise=noise, sides=sides, video=video)
+    print(f"{written} episodes in {out}")
+
+
+def parse_overrides(pairs: Sequence[str]) -> dict[str, Any]:
+    """``["H=32", "head.time=beta"]`` -> a dictionary; values are JSON where they parse as such, else text.
+
+    Raises:
+        ConfigError: an entry without "=".
+    """
+    changes: dict[str, Any] = {}
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not separator or not name:
+            raise ConfigError(f"--set: expected NAME=VALUE, e.g. train.steps=500, got {pair!r}")
+        try:
+            changes[name] = json.loads(value)
+        except ValueError:
+            changes[name] = value
+    return changes
+
+
+def _print_summary(run: Path) -> None:
+    summary_file = run / "summary.json"
+    if not summary_file.exists():
+        return
+    summary = json.loads(summary_file.read_text())
+    for p in summary["policies"]:
+        low, high = p["interval"]
+        share = p["successes"] / p["episodes"]
+        print(f"{p['name']:>12}  {share:6.1%}  [{low:.1%}, {high:.1%}]  of {p['episodes']} start states")
+    if (run / "heldout.json").exists():
+        from vola.report.heldout import read_heldout, table
+
+        found = read_heldout(run)
+        if found is not None:
+            print(table(found))
+    print(f"{summary['minutes']:.1f} minutes, {summary['samples_per_second']:.0f} samples/s; records in {run}")
+
+
+COMMANDS: dict[str, Any] = {
+    "demo": demo,
+    "train": train,
+    "eval": evaluate,
+    "report": report,
+    "show": show,
+    "data": {"info": data_info, "collect": data_collect},
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    commands, program = COMMANDS, "vola"
+    if arguments[:1] == ["data"]:
+        commands, program, arguments = COMMANDS["data"], "vola data", arguments[1:]
+    flat = {name: command if callable(command) else data_help for name, command in commands.items()}
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            flat, prog=program, args=arguments, description=__doc__ if program == "vola" else None
+        )
+    except VolaError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def data_help() -> None:
+    """info, collect: describe a dataset, record demonstrations (see `vola data --help`)."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,324 @@
+"""From records to what the page shows: one function per section, None where its records are absent."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vola.errors import DataError
+from vola.report import animation, charts, words
+from vola.report.heldout import HeldOut, compare, read_heldout, step_intervals
+from vola.report.records import Clip, Fan, Log, Rollout, Summary, read_log, read_rollouts, read_samples, read_summary
+from vola.report.theme import naive_role
+from vola.theory.statistics import Interval, Rate, mean_interval_over_episodes, wilson
+
+MOVIE_BYTES = 2_600_000  # of encoded clips; as text a third more
+MOST_FANS = 4
+MOST_ROWS = 24
+
+
+@dataclass(frozen=True)
+class Records:
+    """All that a run folder holds; None and empty mean that a record is absent."""
+
+    summary: Summary
+    log: Log | None
+    baseline_log: Log | None
+    rollouts: tuple[Rollout, ...]
+    clips: tuple[Clip, ...]
+    fans: tuple[Fan, ...]
+    heldout: HeldOut | None
+
+
+def read_records(run: Path) -> Records:
+    """Read a run folder and refuse records that contradict each other.
+
+    Raises:
+        DataError: a record is damaged, or ``rollouts.parquet`` counts other successes than ``summary.json``.
+    """
+    summary, rollouts = read_summary(run), read_rollouts(run)
+    for policy in summary.policies:
+        own = [row.success for row in rollouts if row.policy == policy.name]
+        if own and (sum(own), len(own)) != (policy.rate.successes, policy.rate.n):
+            raise DataError(
+                f"{run / 'rollouts.parquet'}: counts {sum(own)} of {len(own)} successes for {policy.name!r}, but "
+                f"summary.json says {policy.rate.successes} of {policy.rate.n}. The two come from different "
+                "evaluations; run `vola eval` again."
+            )
+    clips, fans = read_samples(run)
+    logs = read_log(run / "log.jsonl"), read_log(run / "baseline" / "log.jsonl")
+    return Records(summary, *logs, rollouts, clips, fans, read_heldout(run))
+
+
+def bars(summary: Summary) -> list[dict[str, Any]]:
+    """Success rates with intervals, in percent of the bar's width."""
+    rows = []
+    for policy in sorted(summary.policies, key=lambda p: words.ORDER[p.role]):
+        interval = wilson(policy.rate.successes, policy.rate.n, words.LEVEL)
+        rows.append(
+            {
+                "role": policy.role,
+                "name": policy.name,
+                "called": words.called(policy),
+                "k": policy.k,
+                "percent": words.percent(policy.rate),
+                "range": words.percent_range(interval),
+                "successes": policy.rate.successes,
+                "n": policy.rate.n,
+                "low": round(100 * interval.low, 2),
+                "high": round(100 * interval.high, 2),
+                "at": round(100 * policy.rate.rate, 2),
+            }
+        )
+    return rows
+
+
+def learning(records: Records) -> dict[str, Any] | None:
+    if records.log is None:
+        return None
+    chart = charts.learning_curve(records.summary, records.log, records.baseline_log)
+    if chart is None:
+        return None
+    logs = [log for log in (records.log, records.baseline_log) if log is not None]
+    table = [
+        (e.policy, words.number(e.step, 9), words.percent(e.rate), _range(e.rate), f"{e.rate.successes} of {e.rate.n}")
+        for log in logs
+        for e in log.evaluations
+    ]
+    return {"chart": chart, "table": table, "two_losses": records.baseline_log is not None}
+
+
+def outcomes(records: Records) -> dict[str, Any] | None:
+    """Success by task or instruction, and how the failures failed."""
+    if not records.rollouts:
+        return None
+    policies = list(dict.fromkeys(row.policy for row in records.rollouts))
+    by_task = len({row.task for row in records.rollouts}) > 1
+    counts: dict[str, dict[str, list[bool]]] = {}
+    for row in records.rollouts:
+        key = row.task if by_task else row.instruction
+        counts.setdefault(key, {}).setdefault(row.policy, []).append(row.success)
+    table = []
+    for key in sorted(counts)[:MOST_ROWS]:
+        rates = {name: Rate(sum(own), len(own)) for name, own in counts[key].items()}
+        table.append((key, [_cell(rates.get(name)) for name in policies]))
+    macro = []
+    for name in policies if by_task else ():
+        own = [float(np.mean(c[name])) for c in counts.values() if name in c]
+        macro.append(f"{100 * np.mean(own):.0f}{words.NBSP}%")
+    failures = []
+    for name in policies:
+        kinds = Counter(r.failure or "not named" for r in records.rollouts if r.policy == name and not r.success)
+        if kinds:
+            failures.append((name, _role(records, name), [(kind, count) for kind, count in kinds.most_common(6)]))
+    return {
+        "head": "task" if by_task else "instruction",
+        "policies": [(name, _role(records, name)) for name in policies],
+        "table": table if len(counts) > 1 else [],
+        "more": max(0, len(counts) - MOST_ROWS),
+        "macro": macro,
+        "failures": failures,
+    }
+
+
+def _cell(rate: Rate | None) -> tuple[str, str, str]:
+    return ("\u2013", "", "") if rate is None else (words.percent(rate), _range(rate), str(rate.n))
+
+
+def _range(rate: Rate) -> str:
+    return words.percent_range(wilson(rate.successes, rate.n, words.LEVEL))
+
+
+def _role(records: Records, policy: str) -> str:
+    listed = next((row.role for row in records.rollouts if row.policy == policy), "policy")
+    return records.summary.role_of(policy, listed)
+
+
+def clips(records: Records) -> dict[str, Any] | None:
+    if not records.clips:
+        return None
+    made, left_out = animation.movies(records.clips, MOVIE_BYTES)
+    cards = []
+    for clip, movie in zip(records.clips, made, strict=False):
+        outcome = "reaches the goal" if clip.success else f"fails: {clip.failure or 'not named'}"
+        cards.append(
+            {
+                "movie": movie,
+                "policy": clip.policy,
+                "role": _role(records, clip.policy),
+                "instruction": clip.instruction,
+                "success": clip.success,
+                "outcome": "success" if clip.success else (clip.failure or "failure"),
+                "frames": len(clip.frames),
+                "alt": f"{clip.policy}, told \u201c{clip.instruction}\u201d, {outcome} after {len(clip.frames)} frames",
+            }
+        )
+    return {"cards": cards, "left_out": left_out}
+
+
+def fans(records: Records) -> list[dict[str, Any]] | None:
+    """Groups of pictures of one observation, one per policy, with all sampled chunks over it."""
+    groups: dict[str, list[Fan]] = {}
+    for fan in records.fans:
+        groups.setdefault(fan.group, []).append(fan)
+    shown = []
+    for members in list(groups.values())[:MOST_FANS]:
+        members.sort(key=lambda f: words.ORDER[_role(records, f.policy)])
+        pictures = []
+        for fan in members:
+            n, H = fan.paths.shape[:2]
+            apart = words.number(animation.spread(fan), 2)
+            pictures.append(
+                {
+                    "policy": fan.policy,
+                    "role": _role(records, fan.policy),
+                    "image": animation.still(fan.image),
+                    "width": fan.image.shape[1],
+                    "height": fan.image.shape[0],
+                    "paths": animation.paths(fan),
+                    "ends": [(round(float(x), 1), round(float(y), 1)) for x, y in fan.paths[:, -1]],
+                    "strength": round(min(0.9, max(0.16, 6 / n)), 3),
+                    "n": n,
+                    "H": H,
+                    "spread": apart,
+                    "alt": f"{n} chunks of {H} steps sampled from {fan.policy} for one picture, told "
+                    f"\u201c{fan.instruction}\u201d; their ends lie {apart} pixels apart (root mean square)",
+                }
+            )
+        shown.append({"instruction": members[0].instruction, "pictures": pictures})
+    return shown or None
+
+
+def heldout(records: Records, rng: np.random.Generator) -> dict[str, Any] | None:
+    """Held-out error: table against the baselines, error over the steps, error per dimension."""
+    found = records.heldout
+    if found is None:
+        return None
+    name = next((p.name for p in records.summary.policies if p.role == "policy"), records.summary.system)
+    comparisons = compare(found, rng)
+    own = mean_interval_over_episodes(list(found.policy.mae), words.LEVEL, rng)
+    rows = [("policy", name, "", words.number(own.value), words.number_range(own.interval), "", "", "")]
+    for i, c in enumerate(comparisons):
+        gap = c.difference
+        rows.append(
+            (
+                naive_role(c.baseline, i + 1),
+                c.baseline,
+                found.explain[c.baseline],
+                words.number(c.error.value),
+                words.number_range(c.error.interval),
+                words.signed(gap.difference),
+                words.number_range(gap.interval),
+                verdict(gap.interval),
+            )
+        )
+    methods = {"policy": found.policy, **found.baselines}
+    intervals = {key: step_intervals(errors, rng) for key, errors in methods.items()}
+    return {
+        "name": name,
+        "unit": found.unit,
+        "H": found.H,
+        "episodes": own.episodes,
+        "mae": words.number(own.value),
+        "range": words.number_range(own.interval),
+        "method": own.interval.method,
+        "verdict": words.heldout_sentence(comparisons),
+        "weak": words.weak_steps(name, found.H, comparisons),
+        "rows": rows,
+        "steps": charts.heldout_steps(found, name, intervals),
+        "dims": charts.heldout_dims(found, name),
+        "off_scale": charts.leaves_panel(found),
+        "table": _dimension_table(found),
+        "columns": [(r[0], r[1]) for r in rows],
+    }
+
+
+def verdict(interval: Interval) -> str:
+    """What the interval of (policy - baseline) says about the policy's error."""
+    return "better" if interval.high < 0 else "worse" if interval.low > 0 else "undecided"
+
+
+def _dimension_table(found: HeldOut) -> list[tuple[str, str, list[tuple[str, bool]]]]:
+    """Per dimension: name, unit, and each method's error averaged over the steps, the smallest marked."""
+    tables = [found.policy.per_step_dim, *(b.per_step_dim for b in found.baselines.values())]
+    means = np.stack([t.mean(axis=0) for t in tables], axis=1)
+    return [
+        (dim, unit, [(words.number(float(v)), bool(v == row.min())) for v in row])
+        for dim, unit, row in zip(found.dims, found.units, means, strict=True)
+    ]
+
+
+def speed(records: Records) -> dict[str, Any] | None:
+    """Tiles (value, unit, what) and the plan latency of every policy as the rollouts measured it."""
+    summary, tiles = records.summary, []
+    if summary.minutes is not None:
+        tiles.append((words.number(summary.minutes), "min", "training"))
+    if summary.samples_per_second is not None:
+        tiles.append((words.number(summary.samples_per_second), "samples/s", "training throughput"))
+    if summary.flops_share is not None:
+        tiles.append((words.number(100 * summary.flops_share, 2), "%", "of the machine\u2019s peak FLOP/s"))
+    if summary.plan_ms:
+        (first, ms), *others = summary.plan_ms.items()
+        more = "".join(f"; {label} {words.number(value)}" for label, value in others)
+        tiles.append((words.number(ms), "ms", f"one plan, {first}{more}"))
+    latency = []
+    for name in dict.fromkeys(row.policy for row in records.rollouts):
+        own = np.array([row.plan_ms for row in records.rollouts if row.policy == name])
+        own = own[np.isfinite(own)]
+        if own.size:
+            half, most = (words.number(float(v)) for v in np.quantile(own, [0.5, 0.9]))
+            latency.append((name, _role(records, name), half, most, own.size))
+    return {"tiles": tiles, "latency": latency} if tiles or latency else None
+
+
+def used(records: Records) -> dict[str, Any]:
+    """What was used: everything a reader needs to doubt or repeat the result."""
+    s, d = records.summary, records.summary.dataset
+    run = [("system", s.system), ("system fingerprint", s.fingerprint), ("environment", s.env or "none")]
+    data = []
+    if d is not None:
+        sizes = f"{words.text(d.episodes, True)} episodes, {words.text(d.frames, True)} frames"
+        split = f"{words.text(d.train_episodes, True)} for training, {words.text(d.val_episodes, True)} held out"
+        data = [("path", d.path), ("fingerprint", d.fingerprint), ("size", sizes), ("split by episode", split)]
+    told = sorted({row.instruction for row in records.rollouts} | set(s.instructions))
+    data += [("cameras", words.joined(s.cameras))] if s.cameras else []
+    groups = [
+        ("Run", run, True),
+        ("Data", data, True),
+        ("Seeds", words.flat(s.seeds), True),
+        ("Start states", starts(records.rollouts), True),
+        ("Normalisation", words.flat(s.normaliser), True),
+        ("Parameters", words.flat(s.parameters, True), True),
+        ("Versions", words.flat(s.versions), False),
+    ]
+    return {
+        "notes": d.notes if d else (),
+        "command": shlex.join(s.command),
+        "groups": [(title, [r for r in rows if r[1]], opened) for title, rows, opened in groups if rows],
+        "instructions": told[:MOST_ROWS],
+        "more_instructions": max(0, len(told) - MOST_ROWS),
+        "sources": s.sources,
+    }
+
+
+def starts(rollouts: Sequence[Rollout]) -> list[tuple[str, str]]:
+    """Which start states each policy was given: a digest over the sorted hashes, so equal digests = equal sets."""
+    rows, digests = [], set()
+    for name in dict.fromkeys(row.policy for row in rollouts):
+        hashes = sorted(row.start_hash for row in rollouts if row.policy == name)
+        digest = hashlib.sha256("\n".join(hashes).encode()).hexdigest()[:16]
+        distinct = len(set(hashes))
+        repeated = f", {len(hashes) - distinct} of them repeats" if distinct < len(hashes) else ""
+        rows.append((name, f"{digest} ({len(hashes)} starts{repeated})"))
+        digests.add(digest)
+    if len(rows) > 1:
+        same = "the same start states for all" if len(digests) == 1 else "NOT the same start states for all"
+        rows.append(("comparison", same))
+    return rows

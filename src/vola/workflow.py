@@ -1,0 +1,249 @@
+"""What the commands do, as functions: open data, train, evaluate, keep the records, write the report.
+
+Everything here can be done from Python with the same arguments; ``cli.py`` only parses and prints.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from vola.data.episodes import Dataset, split_episodes
+from vola.data.lerobot import open_lerobot
+from vola.data.lerobot_write import LeRobotWriter
+from vola.data.transforms import RelativeActions, Transforms
+from vola.data.windows import Windows
+from vola.envs.experts import Expert, Sides
+from vola.envs.tabletop import TASKS, make_tabletop
+from vola.errors import ConfigError
+from vola.executor import Receding
+from vola.fit import Fitted, fit
+from vola.policy import Policy
+from vola.report.heldout import heldout_record
+from vola.report.page import build_report
+from vola.rollout.collect import demonstrate
+from vola.rollout.heldout import action_moments, held_out_errors
+from vola.rollout.rollout import Role, Rollouts, rollout
+from vola.rollout.samples import fan, save_samples
+from vola.summary import Prepared, summarise, write_rollouts
+from vola.system import System
+from vola.systems import pi0, regression
+from vola.train.loop import Evaluate, Result, Schedule, train
+
+# Demonstrations use seeds from 0 on; start states that are evaluated lie far away and are never demonstrated.
+EVALUATION_SEED = 1_000_000
+DEMONSTRATION_NOISE = 0.15
+SYSTEMS: Mapping[str, ModuleType] = {"pi0": pi0, "regression": regression}
+
+console = Console(stderr=True)
+
+
+def find_system(name: str, size: str = "small") -> Any:
+    """The function (robot) -> System of a system file.
+
+    Raises:
+        ConfigError: no such system or size.
+    """
+    if name not in SYSTEMS:
+        raise ConfigError(f"system: expected one of {sorted(SYSTEMS)}, got {name!r}")
+    sizes = [s for s in ("tiny", "small", "full") if hasattr(SYSTEMS[name], s)]
+    if size not in sizes:
+        raise ConfigError(f"size: {name} comes as {sizes}, got {size!r}")
+    return getattr(SYSTEMS[name], size)
+
+
+def collect(
+    env_id: str,
+    out: Path,
+    episodes: int,
+    *,
+    first_seed: int = 0,
+    noise: float = DEMONSTRATION_NOISE,
+    sides: Sides = "both",
+    video: bool = False,
+    settings: Mapping[str, Any] | None = None,
+) -> int:
+    """Record expert demonstrations of a built-in task as a LeRobot v3.0 dataset; returns the episodes written.
+
+    Raises:
+        ConfigError: unknown task or setting, or a folder that is not empty.
+    """
+    table = make_tabletop(env_id, noise=noise, **(settings or {}))
+    with LeRobotWriter(out, table.spec, table.spec.action.rate, video=video, robot_type="vola-tabletop") as writer:
+        with _progress("recording", episodes) as advance:
+            for d in demonstrate(table.config, episodes, first_seed, sides):
+                writer.add_episode(d.images, d.state, d.action, d.instruction)
+                advance(1)
+        return writer.episodes
+
+
+def prepare(
+    dataset: Dataset,
+    *,
+    system: str = "pi0",
+    size: str = "small",
+    val: float = 0.1,
+    relative: bool = False,
+    changes: Mapping[str, Any] | None = None,
+    fitted: Fitted | None = None,
+) -> Prepared:
+    """Split by episode, make the system for the dataset's robot, fit on the training part, decode the images.
+
+    Args:
+        val: share of episodes held out, stratified by instruction. relative: learn actions as offsets from the
+            current state on every dimension that state and action share by name.
+        changes: settings to override, e.g. {"H": 32}.
+
+    Raises:
+        ConfigError: unknown system or setting, or settings that do not fit together.
+    """
+    robot = dataset.spec
+    chosen = find_system(system, size)(robot)
+    if relative:
+        chosen = replace(chosen, transforms=Transforms((RelativeActions.by_name(robot),)))
+    chosen = chosen.override(changes or {})
+    first, second = split_episodes(dataset, val, chosen.train.seed)
+    fitted = fitted or fit(dataset, first, chosen.H, chosen.transforms)
+
+    def windows(episodes: Sequence[int], stride: int) -> Windows:
+        made = Windows(dataset, episodes, chosen.T, chosen.H, chosen.image_size, stride=stride)
+        with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console) as bar:
+            made.prefetch(bar)
+        return made
+
+    data = windows(first, chosen.train.stride)
+    return Prepared(dataset, chosen, fitted, data, windows(second, 1) if second else None)
+
+
+def closed_loop(
+    policy: Policy,
+    env_id: str,
+    system: System,
+    *,
+    episodes: int,
+    film: Sequence[int] = (),
+    role: Role = "policy",
+    settings: Mapping[str, Any] | None = None,
+) -> Rollouts:
+    """Evaluate on the fixed held-out start states EVALUATION_SEED, EVALUATION_SEED + 1, ...; ``settings`` of the task
+    such as ``{"noise": 0.3}``."""
+    seeds = range(EVALUATION_SEED, EVALUATION_SEED + episodes)
+    table = make_tabletop(env_id, **(settings or {}))
+    return rollout(table, seeds, policy, system.execute, name=system.name, role=role, task=env_id, film=film)
+
+
+def expert_loop(env_id: str, *, episodes: int, film: Sequence[int] = ()) -> Rollouts:
+    """The expert on the same start states: the ceiling."""
+    table = make_tabletop(env_id)
+    seeds = range(EVALUATION_SEED, EVALUATION_SEED + episodes)
+    return rollout(
+        table, seeds, Expert(table), Receding(1), name="expert", role="expert", task=env_id, whole=True, film=film
+    )
+
+
+def train_run(
+    data: str,
+    out: Path,
+    *,
+    system: str = "pi0",
+    size: str = "small",
+    val: float = 0.1,
+    env: str | None = None,
+    episodes: int = 3000,
+    eval_episodes: int = 200,
+    relative: bool = False,
+    instruction: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+    schedule: Schedule | None = None,
+    resume: bool = False,
+    role: Role = "policy",
+    report: bool = True,
+    command: Sequence[str] = (),
+) -> Path:
+    """Train on a dataset (or on fresh demonstrations of a built-in task), evaluate, write all records of the run.
+
+    Args:
+        data: a LeRobot dataset folder, or the id of a built-in task, whose ``episodes`` demonstrations are recorded
+            in ``out/data``. env: evaluate in this task in closed loop (default: the task that ``data`` names).
+
+    Returns:
+        The run folder.
+    """
+    begun = time.perf_counter()
+    if data in TASKS:
+        env, folder = env or data, out / "data"
+        if not folder.exists():
+            collect(data, folder, episodes)
+        data = str(folder)
+    dataset = open_lerobot(data, instruction=instruction)
+    for note in dataset.notes:
+        console.print(f"[yellow]note:[/] {note}")
+    ready = prepare(dataset, system=system, size=size, val=val, relative=relative, changes=changes)
+    evaluate, schedule = _evaluator(env, ready.system), schedule or Schedule()
+    result = train(out, ready.system, ready.fitted, ready.train, ready.val, evaluate, schedule, resume)
+    if result.interrupted:
+        console.print(f"stopped at step {result.step}; go on with the same command and --resume")
+        return out
+    finish(out, ready, result, env, eval_episodes, role, data, command, begun)
+    if report:
+        build_report(out)
+    return out
+
+
+def _evaluator(env: str | None, system: System, episodes: int = 50) -> Evaluate | None:
+    if env is None:
+        return None
+
+    def evaluate(policy: Policy, step: int) -> list[dict[str, Any]]:
+        rate = closed_loop(policy, env, system, episodes=episodes).rate
+        return [{"policy": system.name, "successes": rate.successes, "episodes": rate.n}]
+
+    return evaluate
+
+
+def finish(
+    out: Path,
+    ready: Prepared,
+    result: Result,
+    env: str | None,
+    eval_episodes: int,
+    role: Role,
+    data: str,
+    command: Sequence[str],
+    begun: float,
+) -> None:
+    """Evaluate a finished run and write summary.json, rollouts.parquet, samples.safetensors and heldout.json."""
+    policy, system = result.policy, ready.system
+    rollouts: list[Rollouts] = []
+    if env is not None:
+        rollouts = [closed_loop(policy, env, system, episodes=eval_episodes, film=range(4), role=role)]
+        if role == "policy":
+            rollouts.append(expert_loop(env, episodes=eval_episodes))
+        write_rollouts(out, rollouts)
+        fans = [{system.name: fan(policy, make_tabletop(env), EVALUATION_SEED + i)} for i in range(3)]
+        save_samples(out / "samples.safetensors", rollouts, fans)
+    if ready.val is not None:
+        mean, scale = action_moments(ready.train)
+        errors = held_out_errors(policy, ready.val, mean)
+        record = heldout_record(system.robot.action, errors.error, errors.valid, errors.episode, scale)
+        (out / "heldout.json").write_text(json.dumps(record))
+    seeds = range(EVALUATION_SEED, EVALUATION_SEED + eval_episodes)
+    summary = summarise(out, ready, result, env, rollouts, seeds, data, command, begun)
+    (out / "summary.json").write_text(json.dumps(summary, indent=2))
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    columns = TextColumn(f"[bold]{what}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda n: bar.advance(task, n)

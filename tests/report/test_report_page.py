@@ -1,0 +1,287 @@
+"""The page: self-contained, safe against hostile texts, complete where there are records, equal to them, readable."""
+
+import json
+import re
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fake_run import heldout, write_dataset_run, write_json, write_run
+from safetensors.numpy import save_file
+
+from vola.report import animation, charts
+from vola.report.page import build_report
+from vola.report.records import read_log, read_summary
+from vola.report.theme import DARK, LIGHT, STAND_IN
+from vola.theory.statistics import Rate, wilson
+
+VOID = {"meta", "img", "br", "link", "input"}
+
+
+class Reader(HTMLParser):
+    """Tags with their attributes, visible text, and a check that tags are nested."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.said: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not {"script", "style"} & set(self.open):
+            self.said.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"[\s\u00a0]+", " ", "".join(self.said))
+
+    def sections(self) -> list[str | None]:
+        return [a.get("id") for tag, a in self.tags if tag == "section"]
+
+
+def read(run: Path) -> tuple[str, Reader]:
+    page = build_report(run).read_text(encoding="utf-8")
+    return page, Reader(page)
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Reader]:
+    run = write_run(tmp_path_factory.mktemp("full"), np.random.default_rng(0), side=48)
+    write_json(run / "heldout.json", heldout(np.random.default_rng(1), 4, 8))
+    return run, *read(run)
+
+
+def test_nothing_is_fetched(full: tuple[Path, str, Reader]) -> None:
+    _, page, reader = full
+    for tag, attributes in reader.tags:
+        assert tag not in {"link", "iframe", "object", "embed", "base", "audio", "video"}
+        for key in ("src", "srcset", "href", "xlink:href", "data", "poster", "action"):
+            value = attributes.get(key) or ""
+            allowed = value.startswith(("data:image/webp;base64,", "#")) or not value
+            assert allowed or (tag == "a" and value.startswith("https://"))
+    assert not re.search(r"@import|url\((?!#)", page)
+    policy = next(
+        a["content"] for t, a in reader.tags if t == "meta" and "Content-Security" in str(a.get("http-equiv"))
+    )
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+
+
+def test_all_sections_stand_in_reading_order(full: tuple[Path, str, Reader]) -> None:
+    expected = ["rollouts", "fans", "outcomes", "learning", "heldout", "layout", "speed", "used"]
+    assert full[2].sections() == expected
+
+
+def test_numbers_equal_the_records(full: tuple[Path, str, Reader]) -> None:
+    run, page, reader = full
+    summary = read_summary(run)
+    for policy in summary.policies:
+        assert f"{policy.rate.successes} of {policy.rate.n}" in reader.text
+        interval = wilson(policy.rate.successes, policy.rate.n)
+        assert f"left:{round(100 * interval.low, 2)}%" in page
+    won = summary.policies[0].rate
+    assert f"pi0 reaches {100 * won.rate:.0f} % [" in reader.text
+    assert "the L2 baseline 0 % [0, 2]; the expert 100 % [98, 100]." in reader.text
+    assert f"pi0 succeeds on {won.successes} where the L2 baseline fails, and the other way round on 0" in reader.text
+    rows = pq.read_table(run / "rollouts.parquet").to_pylist()
+    hits = sum(r["failure"] == "hit the wall" and r["policy"] == "L2" for r in rows)
+    assert f"{hits} × hit the wall" in reader.text
+    latency = np.median([r["plan_ms"] for r in rows if r["policy"] == "pi0"])
+    assert f"{latency:.2f}" in reader.text
+    for said in (
+        "2.47 min",
+        "31 % of the machine",
+        "1 360 514",
+        "b1946ac92492d234",
+        "vola demo --minutes 2.5 --seed 7",
+    ):
+        assert said in reader.text.replace("\u2009", " ")
+    assert "the same start states for all" in reader.text
+    assert "tau = 0 is noise, tau = 1 is data" in reader.text
+    record = json.loads((run / "heldout.json").read_text())
+    assert f"{np.mean([e['mae'] for e in record['policy']['per_episode']]):.3g}" in reader.text
+
+
+def test_other_start_states_are_named(full: tuple[Path, str, Reader], tmp_path: Path) -> None:
+    run = write_run(tmp_path, np.random.default_rng(0), episodes=8, side=8)
+    table = pq.read_table(run / "rollouts.parquet").to_pylist()
+    for row in table:
+        row["start_hash"] += row["policy"]
+    pq.write_table(pa.Table.from_pylist(table), run / "rollouts.parquet")
+    _, reader = read(run)
+    assert "NOT the same start states for all" in reader.text
+    assert "start states both were given" not in reader.text  # nothing is paired that does not belong together
+
+
+def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
+    run = write_run(tmp_path, np.random.default_rng(0), episodes=8, side=8)
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"' {{ 7*7 }} $x_1$ 推"
+    summary = json.loads((run / "summary.json").read_text())
+    summary["headline"]["claim"] = summary["dataset"]["path"] = summary["layout"]["picture"] = evil
+    summary["dataset"]["notes"], summary["versions"], summary["cameras"] = [evil], {evil: evil}, [evil]
+    summary["policies"][0]["name"] = evil
+    write_json(run / "summary.json", summary)
+    rows = pq.read_table(run / "rollouts.parquet").to_pylist()
+    for row in rows:
+        row["policy"] = evil if row["policy"] == "pi0" else row["policy"]
+        row["instruction"], row["failure"] = evil, "" if row["success"] else evil
+    pq.write_table(pa.Table.from_pylist(rows), run / "rollouts.parquet")
+    name = f"rollout/0/{'frames'}"
+    info = {"rollout/0": {"policy": evil, "instruction": evil, "success": False, "failure": evil}}
+    save_file({name: np.zeros((2, 8, 8, 3), np.uint8)}, run / "samples.safetensors", {"info": json.dumps(info)})
+    log = (run / "log.jsonl").read_text().replace('"pi0"', json.dumps(evil))
+    (run / "log.jsonl").write_text(log)
+    record = heldout(np.random.default_rng(0), 3, 4)
+    record["dims"][0] = evil
+    write_json(run / "heldout.json", record)
+    page, reader = read(run)
+    assert sum(tag == "script" for tag, _ in reader.tags) == 1
+    assert not any(key.startswith("on") for _, a in reader.tags for key in a)
+    assert all((a.get("src") or "data:").startswith("data:") for _, a in reader.tags)
+    assert evil in "".join(reader.said)
+    assert "{{ 7*7 }}" in page  # no second round of templating
+    assert evil in unescape(page[page.index('id="learning"') : page.index('id="heldout"')])  # inside the SVG too
+
+
+def test_absent_records_leave_no_trace(tmp_path: Path) -> None:
+    run = write_run(tmp_path, np.random.default_rng(0), episodes=8, side=8)
+    for name in ("log.jsonl", "rollouts.parquet", "samples.safetensors"):
+        (run / name).unlink()
+    summary = json.loads((run / "summary.json").read_text())
+    for key in ("layout", "minutes", "samples_per_second", "flops_share", "plan_ms", "sources", "cameras", "dataset"):
+        del summary[key]
+    write_json(run / "summary.json", summary)
+    _, reader = read(run)
+    assert reader.sections() == ["used"]
+    assert "None" not in reader.text
+    assert "nan" not in reader.text
+
+
+def test_run_without_environment_answers_with_heldout_error(tmp_path: Path) -> None:
+    _, reader = read(write_dataset_run(tmp_path, np.random.default_rng(0)))
+    assert reader.sections() == ["heldout", "learning", "layout", "speed", "used"]
+    assert "pi0.small predicts held-out actions to within 0.0" in reader.text
+    assert "At steps 1–3 of 16 pi0.small does not beat holding the last action or linear extrapolation." in reader.text
+    assert "88 of 100 episodes lack their video on disk and were left out." in reader.text
+
+
+def test_run_without_any_evaluation(tmp_path: Path) -> None:
+    run = write_dataset_run(tmp_path, np.random.default_rng(0), 3, 4)
+    (run / "heldout.json").unlink()
+    assert "no evaluation has been recorded" in read(run)[1].text
+
+
+def test_both_themes_and_no_other_colour(full: tuple[Path, str, Reader]) -> None:
+    _, page, _ = full
+    assert LIGHT.keys() == DARK.keys()
+    assert f"--paper:{LIGHT['paper']}" in page
+    assert f'data-theme="dark"] {{ color-scheme: dark; --paper:{DARK["paper"]}' in page
+    assert "prefers-color-scheme: dark" in page
+    assert not [c for c in STAND_IN.values() if c in page]
+    assert not re.findall(r"(?:fill|stroke)[:=]\s*\"?(?!#fff)#[0-9a-f]{3,6}", page)
+    for role in re.findall(r"var\(--([a-z]+)\)", page):
+        assert role in LIGHT
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("palette", [LIGHT, DARK], ids=["light", "dark"])
+def test_contrast_of_every_text_colour(palette: dict[str, str]) -> None:
+    """At least 4.5 to 1 on the page and on cards (WCAG 2.2, success criterion 1.4.3)."""
+    for ground in ("paper", "card"):
+        for role in palette.keys() - {"paper", "card", "line"}:
+            light, dark = sorted((luminance(palette[role]), luminance(palette[ground])), reverse=True)
+            assert (light + 0.05) / (dark + 0.05) >= 4.5, (role, ground)
+
+
+def test_pictures_have_words_and_ids_are_unique(full: tuple[Path, str, Reader]) -> None:
+    _, _, reader = full
+    assert all(a.get("alt") for tag, a in reader.tags if tag == "img")
+    assert all(a.get("aria-label") for _, a in reader.tags if a.get("role") == "img")
+    ids = [a["id"] for _, a in reader.tags if "id" in a]
+    assert len(ids) == len(set(ids))
+    used = {v for _, a in reader.tags for v in re.findall(r"#([\w-]+)", f"{a.get('href')} {a.get('clip-path')}")}
+    assert used <= set(ids)
+
+
+def test_same_records_same_page_and_no_leftover(tmp_path: Path) -> None:
+    run = write_run(tmp_path, np.random.default_rng(0), episodes=8, side=8)
+    one = build_report(run).read_bytes()
+    assert build_report(run).read_bytes() == one
+    assert not list(run.glob("*.part"))
+
+
+def test_page_stays_small_and_says_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path, np.random.default_rng(0), episodes=8, side=8)
+    noise = np.random.default_rng(1).integers(0, 256, (24, 8, 128, 128, 3), dtype=np.uint8)  # cannot be compressed
+    tensors = {f"rollout/{i}/frames": frames for i, frames in enumerate(noise)}
+    note = {"policy": "pi0", "instruction": "go", "success": True, "failure": ""}
+    save_file(tensors, run / "samples.safetensors", {"info": json.dumps({f"rollout/{i}": note for i in range(24)})})
+    monkeypatch.setattr(animation, "SIZES", ((128, 50), (96, 40)))
+    monkeypatch.setattr("vola.report.sections.MOVIE_BYTES", 300_000)
+    page, reader = read(run)
+    shown = sum("live" in str(a.get("class")) for tag, a in reader.tags if tag == "img")
+    assert 0 < shown < 24
+    assert f"{24 - shown} recorded rollouts are left out" in reader.text
+    assert len(page) < 1_200_000
+
+
+def test_loss_curves_keep_their_numbers(full: tuple[Path, str, Reader]) -> None:
+    run, _, _ = full
+    log = read_log(run / "log.jsonl")
+    assert log is not None
+    x, y, low, high = charts.thinned(log.train, 100)
+    assert len(x) == 100
+    assert low is not None
+    assert high is not None
+    assert ((low <= y) & (y <= high)).all()
+    assert y[0] == np.median(log.train[:3, 1])
+    short = log.train[:5]
+    assert charts.thinned(short, 100)[1].tolist() == short[:, 1].tolist()
+    chart = charts.learning_curve(read_summary(run), log, None)
+    assert chart is not None
+    assert "pi0: from 8 to 97" in chart.description
+
+
+def test_negative_losses_get_a_linear_axis(tmp_path: Path) -> None:
+    run = write_dataset_run(tmp_path, np.random.default_rng(0), 3, 4)
+    (run / "log.jsonl").write_text(
+        "".join(json.dumps({"kind": "train", "step": s, "loss": 1.0 - s}) + "\n" for s in range(4))
+    )
+    _, reader = read(run)
+    assert "logarithmic" not in reader.text
+
+
+def test_rates_never_round_to_certainty() -> None:
+    from vola.report.words import number, percent, percent_range, ranges
+
+    plain = {k: percent(Rate(*k)).replace("\u00a0", " ") for k in ((199, 200), (200, 200), (1, 400), (5, 7), (9, 2000))}
+    assert list(plain.values()) == ["99.5 %", "100 %", "0.2 %", "71 %", "0.4 %"]
+    assert percent_range(wilson(194, 200)) == "[93, 99]"  # 93.61 to 98.62, rounded outwards
+    assert percent_range(wilson(0, 200)) == "[0, 2]"
+    assert [number(v) for v in (0.0, 1523.4, 0.004312, 42.06, 1e-7, 200.0, 1360514)] == [
+        "0", "1\u2009520", "0.00431", "42.1", "1.00e-07", "200", "1\u2009360\u2009514",
+    ]  # fmt: skip
+    assert ranges([1, 2, 3, 7, 9, 10]) == "1–3, 7, 9–10"
