@@ -52,11 +52,14 @@ def prefix_lm(prefix: int | Mapping[str, int], suffix: int) -> Layout:
 def pi0(image: int, text: int, state: int, action: int) -> Layout:
     """[image text] -> [state] -> [action]: full inside each, and each sees the earlier ones, never a later one.
 
+    A robot without cameras (``image`` 0) has no image block.
+
     Source: pi0 (arXiv 2410.24164, appendix B) and openpi, where it is a cumulative sum over block starts.
     """
-    rules = _mutual(("image", "text")) + _reads("state", ("image", "text"))
-    blocks = Block("image", image), Block("text", text), Block("state", state), Block("action", action)
-    return Layout(blocks, rules + _reads("action", ("image", "text", "state")))
+    seen = (Block("image", image), Block("text", text)) if image else (Block("text", text),)
+    names = tuple(block.name for block in seen)
+    rules = _mutual(names) + _reads("state", names) + _reads("action", (*names, "state"))
+    return Layout((*seen, Block("state", state), Block("action", action)), rules)
 
 
 def pi05(prefix: int | Mapping[str, int], action: int) -> Layout:

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from vola.errors import ConfigError, expect_shape
-from vola.model.attention import Cache, attention
+from vola.model.attention import Cache, Mask, attend, prepare
 from vola.model.layers import Activation, FeedForward
 from vola.model.layout import Layout
 from vola.model.norms import NormKind, make_norm
@@ -164,6 +164,7 @@ def run(
     xs = [
         s.expert.add_positions(s.tokens, p) for s, p in zip(segments, row_position.split(lengths, dim=1), strict=True)
     ]
+    mask: Mask | None = None
     keys: list[Tensor] = []
     values: list[Tensor] = []
     for depth in range(trunk.depth):
@@ -178,8 +179,9 @@ def run(
         values.append(v)
         if not outputs and depth == trunk.depth - 1:
             break
-        mixed = attention(q, k, v, layout=layout, rows=rows, columns=columns, valid=valid, backend=trunk.backend)
-        attended = mixed.split(lengths, dim=2)
+        if mask is None:  # all layers share it; the dtype is known only now, under autocast
+            mask = prepare(layout, rows, columns, valid, q.device, q.dtype, trunk.backend)
+        attended = attend(q, k, v, mask).split(lengths, dim=2)
         xs = [
             layer.finish(x, a, p[3], s.condition)
             for layer, x, a, p, s in zip(layers, xs, attended, parts, segments, strict=True)
