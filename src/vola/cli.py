@@ -221,11 +221,14 @@ def _print_summary(run: Path) -> None:
         share = p["successes"] / p["episodes"]
         print(f"{p['name']:>12}  {share:6.1%}  [{low:.1%}, {high:.1%}]  of {p['episodes']} start states")
     if (run / "heldout.json").exists():
-        from vola.report.heldout import read_heldout, table
+        import numpy as np
+
+        from vola.report.heldout import read_heldout
+        from vola.report.words import heldout_lines
 
         found = read_heldout(run)
         if found is not None:
-            print(table(found))
+            print("\n".join(heldout_lines(summary["system"], found, np.random.default_rng(0))))
     print(f"{summary['minutes']:.1f} minutes, {summary['samples_per_second']:.0f} samples/s; records in {run}")
 
 

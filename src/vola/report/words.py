@@ -6,9 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vola.report.heldout import Comparison
+import numpy as np
+
+from vola.report.heldout import Comparison, HeldOut, compare
 from vola.report.records import ROLES, PolicyResult, Rollout, Summary
-from vola.theory.statistics import Interval, Paired, Rate, paired_difference
+from vola.theory.statistics import Interval, Paired, Rate, mean_interval_over_episodes, paired_difference
 
 NBSP = "\u00a0"
 NAIVE = {"hold": "holding the last action", "mean": "the mean action", "linear": "linear extrapolation"}
@@ -145,6 +147,21 @@ def weak_steps(name: str, H: int, comparisons: Sequence[Comparison]) -> list[str
             where = f"step{'s' * (len(steps) > 1)} {ranges(steps)}"
             sentences.append(f"At {where} of {H} {name} does not beat {joined(names, 'or')}.")
     return sentences
+
+
+def heldout_lines(name: str, found: HeldOut, rng: np.random.Generator) -> list[str]:
+    """The held-out comparison for a terminal: mean absolute error over the whole chunk, interval over episodes."""
+    comparisons = compare(found, rng)
+    own = mean_interval_over_episodes(list(found.policy.mae), LEVEL, rng)
+    rows = [(name, own, "")] + [
+        (naive(c.baseline), c.error, f"{signed(c.difference.difference)} {number_range(c.difference.interval)}")
+        for c in comparisons
+    ]
+    lines = [f"held-out error over {found.H} steps, {found.unit}, {len(found.policy.mae)} episodes, 95 % intervals"]
+    for label, mean, difference in rows:
+        beside = f"   {name} minus it: {difference}" if difference else ""
+        lines.append(f"  {label:<26}{number(mean.value):>8}  {number_range(mean.interval):<18}{beside}")
+    return lines + [f"  {sentence}" for sentence in weak_steps(name, found.H, comparisons)]
 
 
 def flat(record: Mapping[str, Any], grouped: bool = False, prefix: str = "") -> list[tuple[str, str]]:

@@ -35,6 +35,8 @@ def held_out_errors(
 ) -> HeldOutErrors:
     """Plan at up to ``most`` evenly spaced held-out windows (one sample each) and compare with what the human did.
 
+    Steps of the chunk that no held-out episode is long enough to judge are left out.
+
     Raises:
         InputError: no window has two earlier frames.
     """
@@ -62,9 +64,10 @@ def held_out_errors(
             parts[name].append(np.abs(answer - truth))
         valid.append(batch.chunk.valid)
         episode.append(batch.episode)
-    return HeldOutErrors(
-        {name: np.concatenate(p) for name, p in parts.items()}, np.concatenate(valid), np.concatenate(episode)
-    )
+    counts = np.concatenate(valid)
+    reached = int(counts.any(axis=0).sum())  # valid steps are a prefix of the chunk
+    error = {name: np.concatenate(p)[:, :reached] for name, p in parts.items()}
+    return HeldOutErrors(error, counts[:, :reached], np.concatenate(episode))
 
 
 def action_moments(windows: Windows) -> tuple[Float[np.ndarray, " A"], Float[np.ndarray, " A"]]:

@@ -4,7 +4,8 @@ Source    Black et al. 2024, "pi0: A Vision-Language-Action Flow Model for Gener
 Command   vola train vola/Detour-v0 --system pi0
 Expected  see `make demo` and README: more than 92 % of 200 held-out start states on vola/Detour-v0, k = 4.
 Departs   The prefix is trained from scratch and is a small convolutional stem with early FiLM instead of PaliGemma; the
-          state token uses the prefix expert's weights and can therefore be cached with it; positions are learned.
+          state token uses the prefix expert's weights and can therefore be cached with it; positions are learned;
+          LayerNorm instead of RMSNorm (its CPU kernel is fused: a training step is a tenth faster).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from vola.types import RobotSpec
 
 def small(robot: RobotSpec) -> System:
     """Trains on a built-in task in minutes on one CPU core: 1.4 M weights, most of them in the stem's flatten layer."""
-    expert = ExpertConfig(width=64, hidden=128)
+    expert = ExpertConfig(width=64, hidden=128, norm="layer")
     return System(
         name="pi0",
         robot=robot,
