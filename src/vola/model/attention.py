@@ -100,9 +100,10 @@ def prepare(
     allowed = valid[:, None, None, :]
     if not layout.all_allowed(rows, columns):
         allowed = allowed & layout.dense(rows, columns, device)
-    empty: Tensor | None = ~allowed.any(-1, keepdim=True)
-    if device.type == "cpu" and not torch.compiler.is_compiling() and not empty.any():
-        empty = None  # looking is free here; on a GPU it would wait for the queue
+    barred = ~allowed.any(-1, keepdim=True)
+    # Looking whether such a row exists is free on CPU; on a GPU it would wait for the queue.
+    look = device.type == "cpu" and not torch.compiler.is_compiling()
+    empty = None if look and not barred.any() else barred
     if backend == "flex":
         within = layout.mask_mod(rows, columns, device)
         blocks = create_block_mask(
@@ -180,7 +181,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
-    options = {"block_mask": mask.blocks, "scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
+    options: dict[str, Any] = {"block_mask": mask.blocks, "scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
     if not q.is_cpu:
         return _compiled_flex()(q, k, v, **options)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
@@ -232,8 +233,8 @@ class Cache:
         if leaks := self.layout.leaks(*columns):
             said = ", ".join(f"{row!r} reads {column!r}" for row, column in leaks)
             raise ConfigError(
-                f"cache: expected blocks that read nothing outside {list(columns)}, but {said}. Their keys would depend "
-                "on columns that are not there yet; cache fewer blocks, or run all of them in one pass."
+                f"cache: expected blocks that read nothing outside {list(columns)}, but {said}. Keys of such blocks "
+                "depend on columns that are not there yet; cache fewer blocks, or run all of them in one pass."
             )
         M = sum(self.layout.block(name).length for name in columns)
         if len(self.keys) != len(self.values):
@@ -257,16 +258,11 @@ class Cache:
 
         valid: of the new tokens, None when all count. position: what the token after them takes. Errors as above.
         """
-        joined = (
-            tuple(torch.cat(p, dim=2) for p in zip(a, b, strict=True))
-            for a, b in ((self.keys, keys), (self.values, values))
-        )
-        both = [self.valid, valid]
-        if valid is not None or self.valid is not None:
-            sources = (self.keys[0], keys[0])
-            both = [
-                m if m is not None else x.new_ones(len(x), x.shape[2], dtype=torch.bool)
-                for m, x in zip(both, sources, strict=True)
-            ]
-            valid = torch.cat(both, dim=1)
-        return Cache(*joined, self.layout, self.columns + columns, valid, position)
+        if self.valid is not None or valid is not None:
+            old, new = (x[0].new_ones(len(x[0]), x[0].shape[2], dtype=torch.bool) for x in (self.keys, keys))
+            valid = torch.cat([old if self.valid is None else self.valid, new if valid is None else valid], dim=1)
+        joined = [
+            tuple(torch.cat(pair, dim=2) for pair in zip(before, after, strict=True))
+            for before, after in ((self.keys, keys), (self.values, values))
+        ]
+        return Cache(joined[0], joined[1], self.layout, self.columns + columns, valid, position)

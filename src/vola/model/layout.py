@@ -60,6 +60,8 @@ class TimeCausal:
 Inner: TypeAlias = Full | Causal | Self | Blind | TimeCausal
 When: TypeAlias = Literal["always", "not_after", "before"]
 Names: TypeAlias = tuple[str, ...] | None  # blocks in layout order; None means all
+Device: TypeAlias = torch.device | str
+MaskMod: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 _INNERS: dict[str, type[Inner]] = {"full": Full, "causal": Causal, "self": Self, "blind": Blind}
 _INNERS["time_causal"] = TimeCausal
@@ -96,13 +98,11 @@ class Block:
             raise ConfigError(f"block: expected a non-empty name, got {self.name!r}")
         if not _positive(self.length):
             raise ConfigError(
-                f"block {self.name!r}: expected a length of at least 1, got {self.length!r}. Leave out an empty block."
+                f"block {self.name!r}: expected a length >= 1, got {self.length!r}. Leave out empty blocks."
             )
         if not isinstance(self.inner, Inner):
-            raise ConfigError(
-                f"block {self.name!r}: expected inner to be Full(), Causal(), Self(), Blind() or TimeCausal(steps), "
-                f"got {self.inner!r}"
-            )
+            kinds = "Full(), Causal(), Self(), Blind() or TimeCausal(steps)"
+            raise ConfigError(f"block {self.name!r}: expected inner to be {kinds}, got {self.inner!r}")
         if isinstance(self.inner, TimeCausal) and (not _positive(self.inner.steps) or self.length % self.inner.steps):
             raise ConfigError(
                 f"block {self.name!r}: expected a length divisible by its number of steps, got length {self.length} "
@@ -131,10 +131,8 @@ class Rule:
 
     def __post_init__(self) -> None:
         if self.when not in get_args(When):
-            raise ConfigError(
-                f"rule {self.reader!r} -> {self.target!r}: expected when to be one of {list(get_args(When))}, "
-                f"got {self.when!r}"
-            )
+            pair = f"rule {self.reader!r} -> {self.target!r}"
+            raise ConfigError(f"{pair}: expected when to be one of {list(get_args(When))}, got {self.when!r}")
 
 
 @dataclass(frozen=True)
@@ -227,10 +225,7 @@ class Layout:
             raise ConfigError(f"layout: expected a tuple of block names, got the string {names!r}; write ({names!r},)")
         places = [self.index(name) for name in names]
         if any(a >= b for a, b in zip(places, places[1:], strict=False)):
-            raise ConfigError(
-                f"layout: expected distinct blocks in the order {list(self.names)}, got {list(names)}. "
-                "Rows and columns of a mask lie in layout order."
-            )
+            raise ConfigError(f"layout: expected distinct blocks in the order {list(self.names)}, got {list(names)}")
         return tuple(names)
 
     def allows(self, q: Tensor | int, k: Tensor | int) -> Tensor | bool:
@@ -242,22 +237,18 @@ class Layout:
         seen = _allowed(_tables(self, device), q, k)
         return bool(seen) if isinstance(q, int) and isinstance(k, int) else seen
 
-    def dense(
-        self, rows: Names = None, columns: Names = None, device: torch.device | str = "cpu"
-    ) -> Bool[Tensor, "N M"]:
+    def dense(self, rows: Names = None, columns: Names = None, device: Device = "cpu") -> Bool[Tensor, "N M"]:
         """The mask as a matrix, True where the row may look at the column; rows and columns choose blocks."""
         return _dense(self, rows, columns, torch.device(device))
 
-    def mask_mod(
-        self, rows: Names = None, columns: Names = None, device: torch.device | str = "cpu"
-    ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    def mask_mod(self, rows: Names = None, columns: Names = None, device: Device = "cpu") -> MaskMod:
         """The predicate in FlexAttention's form ``mask_mod(b, h, q, k)``, q and k counted inside the chosen blocks."""
         tables = _tables(self, torch.device(device))
         row, column = (_tokens(self, self.select(names), torch.device(device)) for names in (rows, columns))
         return lambda b, h, q, k: _allowed(tables, row[q], column[k])
 
     def flex(
-        self, rows: Names = None, columns: Names = None, device: torch.device | str = "cpu", block_size: int = 128
+        self, rows: Names = None, columns: Names = None, device: Device = "cpu", block_size: int = 128
     ) -> BlockMask:
         """FlexAttention's sparse block mask, the same for every sample and head."""
         return _flex(self, rows, columns, torch.device(device), block_size)
