@@ -67,22 +67,24 @@ class VideoReader:
         return float((self._times[number] - self._times[0]) * self._stream.time_base)
 
     def frames(self, numbers: Sequence[int]) -> np.ndarray:
-        """uint8 ``N 3 Y X`` in the order asked for (repeats allowed).
+        """uint8 ``N 3 Y X`` in the order asked for (repeats allowed); in memory a view of ``N Y X 3``.
 
         Raises:
             DataError: a number outside the file, or a frame that does not decode.
         """
-        wanted = sorted(set(numbers))
-        if wanted and not 0 <= wanted[0] <= wanted[-1] < len(self):
+        wanted, place = np.unique(np.asarray(numbers, np.int64), return_inverse=True)
+        if wanted.size and not 0 <= wanted[0] <= wanted[-1] < len(self):
             raise DataError(f"{self.path}: expected frames 0..{len(self) - 1}, got {wanted[0]}..{wanted[-1]}")
         out: np.ndarray | None = None
-        place = {n: [i for i, m in enumerate(numbers) if m == n] for n in wanted}
-        for n in wanted:
-            picture = self._decode(n).transpose(2, 0, 1)
+        for i, n in enumerate(wanted.tolist()):
+            picture = self._decode(n)
             if out is None:
-                out = np.empty((len(numbers), *picture.shape), np.uint8)
-            out[place[n]] = picture
-        return out if out is not None else np.empty((0, 3, self._stream.height, self._stream.width), np.uint8)
+                out = np.empty((len(place), *picture.shape), np.uint8)
+            out[place == i] = picture
+        if out is None:
+            out = np.empty((0, self._stream.height, self._stream.width, 3), np.uint8)
+        # A view: whoever resizes or encodes wants the channels last, and copying 640x480 costs as much as decoding.
+        return out.transpose(0, 3, 1, 2)
 
     def close(self) -> None:
         """Release the file."""

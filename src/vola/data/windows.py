@@ -14,6 +14,8 @@ from vola.data.transforms import Fit, resize_images
 from vola.errors import ConfigError, DataError, InputError
 from vola.types import Batch, Chunk, Observation, RobotSpec
 
+_PIECE = 32  # frames decoded at native size at a time: 30 MB at 640x480, where a whole episode would be gigabytes
+
 
 class Windows:
     """All samples (t = 0, stride, 2 stride, ... of each episode), addressed by 0..len-1 in stored order.
@@ -185,10 +187,11 @@ class _FrameCache:
         out = np.empty((len(rows), 3, spec.height, spec.width), np.uint8)
         edges = np.searchsorted(rows, windows._first)
         for place in np.flatnonzero(edges[1:] > edges[:-1]):
-            part = slice(edges[place], edges[place + 1])
-            frames = (rows[part] - windows._first[place]).tolist()
-            images = windows.dataset.frames(camera, windows.episodes[place].index, frames)
-            out[part] = resize_images(images, spec.height, spec.width, windows.fit)
+            for start in range(edges[place], edges[place + 1], _PIECE):
+                part = slice(start, min(start + _PIECE, edges[place + 1]))
+                frames = (rows[part] - windows._first[place]).tolist()
+                images = windows.dataset.frames(camera, windows.episodes[place].index, frames)
+                out[part] = resize_images(images, spec.height, spec.width, windows.fit)
         self._keep(camera, rows, out)
         return out
 
