@@ -23,8 +23,8 @@ from vola.types import RobotSpec
 class LeRobotDataset:
     """A dataset on disk (see ``episodes.Dataset``); made by ``open_lerobot``. Numbers are in memory, pictures are not.
 
-    Cameras carry their full feature key ("observation.images.top"). ``column`` knows "state", "action" and every
-    numeric feature by its key.
+    The camera "top" is "observation.images.top" in the files; a key without that prefix is kept in full
+    ("observation.image"). ``column`` knows "state", "action" and every numeric feature by its key.
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class LeRobotDataset:
             )
         place = find_episode(self.episodes, episode_index)
         check_frames(self.episodes[place], frames)
-        entry, start = self._entries[place], self._starts[place]
-        if camera in entry.videos:
-            span = entry.videos[camera]
-            out = self._reader(camera, span.path).frames([span.first + f for f in frames])
+        entry, start, key = self._entries[place], self._starts[place], self._meta.cameras[camera]
+        if key in entry.videos:
+            span = entry.videos[key]
+            out = self._reader(key, span.path).frames([span.first + f for f in frames])
         else:
-            data = self._files[entry.data].pictures(camera, [start + f for f in frames])
-            where = f"{entry.data}: {camera}, episode {episode_index}, frame"
+            data = self._files[entry.data].pictures(key, [start + f for f in frames])
+            where = f"{entry.data}: {key}, episode {episode_index}, frame"
             images = [decode_png(d, f"{where} {f}") for d, f in zip(data, frames, strict=True)]
             shapes = {i.shape for i in images}
             if len(shapes) > 1:
@@ -99,7 +99,7 @@ class LeRobotDataset:
             out = np.stack(images).transpose(0, 3, 1, 2) if images else np.empty((0, 3, *size), np.uint8)
         if out.shape[2:] != size:
             raise DataError(
-                f"{camera}, episode {episode_index}: info.json declares {size[0]}x{size[1]}, the pictures are "
+                f"{key}, episode {episode_index}: info.json declares {size[0]}x{size[1]}, the pictures are "
                 f"{out.shape[2]}x{out.shape[3]}. Correct the shape in info.json."
             )
         return out
@@ -108,10 +108,11 @@ class LeRobotDataset:
         """Content identity: spec, instructions, every number of state and action, names and sizes of media files."""
         digest = hashlib.sha256(repr((self.spec, self.fps, self.episodes)).encode())
         media: set[Path] = set()
+        used = {self._meta.cameras[c.name] for c in self.spec.cameras}
         for entry in self._entries:
             for name in ("state", "action"):
                 digest.update(np.ascontiguousarray(self.column(name, entry.index)).tobytes())
-            media.update([v.path for k, v in entry.videos.items() if self._has(k)] or [entry.data])
+            media.update([v.path for k, v in entry.videos.items() if k in used] or [entry.data])
         for path in sorted(media):
             digest.update(f"{path.relative_to(self.root)} {path.stat().st_size}".encode())
         return digest.hexdigest()[:16]
@@ -126,29 +127,26 @@ class LeRobotDataset:
             for camera in self.spec.cameras:
                 self.frames(camera.name, episode.index, sorted({0, episode.length - 1}))
 
-    def _has(self, camera: str) -> bool:
-        return any(c.name == camera for c in self.spec.cameras)
-
     def _find(self, episode_index: int) -> tuple[EpisodeEntry, int]:
         place = find_episode(self.episodes, episode_index)
         return self._entries[place], self._starts[place]
 
-    def _reader(self, camera: str, path: Path) -> VideoReader:
+    def _reader(self, key: str, path: Path) -> VideoReader:
         reader = self._videos.get(path)
         if path not in self._checked:
-            self._check_spans(camera, reader)
+            self._check_spans(key, reader)
             self._checked.add(path)
         return reader
 
-    def _check_spans(self, camera: str, reader: VideoReader) -> None:
+    def _check_spans(self, key: str, reader: VideoReader) -> None:
         """Every span of this file lies inside it, and its frames come at the dataset's rate."""
-        spans = [(e, e.videos[camera]) for e in self._entries if e.videos[camera].path == reader.path]
+        spans = [(e, e.videos[key]) for e in self._entries if e.videos[key].path == reader.path]
         allowed = max(self._tolerance, 0.5 / self.fps)
         for entry, span in spans:
             last = span.first + entry.length - 1
             if span.first < 0 or last >= len(reader):
                 raise DataError(
-                    f"{reader.path}: episode {entry.index} needs the frames {span.first}..{last} of {camera}, the "
+                    f"{reader.path}: episode {entry.index} needs the frames {span.first}..{last} of {key}, the "
                     f"video has {len(reader)}. It was cut short, or the episode table belongs to another file."
                 )
             # Within half a frame the n-th picture and the picture at n / fps are the same one.
@@ -175,7 +173,7 @@ def open_lerobot(
 
     A recording of ours that was killed is first completed with the episodes it had finished (see ``recover``).
 
-    cameras: feature keys to use, default all colour cameras; ``()`` reads numbers only, also of episodes whose video
+    cameras: names to use ("top"), default all colour cameras; ``()`` reads numbers only, also of episodes whose video
     is missing. missing_video: leave such episodes out and say so in ``notes``, or refuse. tolerance_s: how far a
     row's time may be from frame / fps. instruction: replaces the dataset's own task texts.
 
@@ -189,9 +187,9 @@ def open_lerobot(
         raise ConfigError(f"instruction: expected one sentence, got {instruction!r}")
     recovered = recover(Path(path))
     meta = read_meta(Path(path))
-    chosen = meta.cameras if cameras is None else tuple(cameras)
-    if isinstance(cameras, str) or set(chosen) - set(meta.cameras):
-        raise ConfigError(f"cameras: expected some of {meta.cameras}, got {cameras!r}")
+    chosen = tuple(meta.cameras) if cameras is None else tuple(cameras)
+    if isinstance(cameras, str) or set(chosen) - set(meta.cameras) or len(set(chosen)) < len(chosen):
+        raise ConfigError(f"cameras: expected some of {tuple(meta.cameras)}, each once, got {cameras!r}")
     spec, notes = robot_spec(meta, chosen)
     notes = [*recovered, *meta.notes, *notes]
     entries = list(meta.episodes)
@@ -215,9 +213,10 @@ def _check_coverage(meta: Meta, files: dict[Path, DataFile]) -> None:
 
 def _with_video(meta: Meta, cameras: tuple[str, ...], refuse: bool) -> tuple[list[EpisodeEntry], list[str]]:
     there: dict[Path, bool] = {}
+    keys = [meta.cameras[c] for c in cameras]
     kept, missing = [], []
     for entry in meta.episodes:
-        paths = [entry.videos[c].path for c in cameras if c in entry.videos]
+        paths = [entry.videos[k].path for k in keys if k in entry.videos]
         absent = [p for p in paths if not there.setdefault(p, p.is_file())]
         if absent:
             missing.append((entry, absent[0]))

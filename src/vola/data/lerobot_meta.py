@@ -19,6 +19,7 @@ from vola.types import ActionSpec, CameraSpec, RobotSpec, StateSpec
 
 VERSIONS = ("v3.0", "v2.1")
 STATE, ACTION = "observation.state", "action"
+CAMERA_PREFIX = "observation.images."
 AUTOMATIC = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
@@ -59,9 +60,22 @@ class Meta:
     notes: tuple[str, ...]
 
     @property
-    def cameras(self) -> tuple[str, ...]:
-        """Keys of the colour cameras, in the order of info.json."""
-        return tuple(k for k, f in self.features.items() if _is_camera(f))
+    def cameras(self) -> dict[str, str]:
+        """Feature key of every colour camera by its name, in the order of info.json."""
+        return {camera_name(k): k for k, f in self.features.items() if _is_camera(f)}
+
+
+def camera_name(key: str) -> str:
+    """What a camera is called here: its feature key without "observation.images." ("top"); any other key in full."""
+    short = key.removeprefix(CAMERA_PREFIX)
+    # "observation.images.observation.x" keeps its prefix: without it the writer would take it for a full key.
+    return short if short and not short.startswith("observation.") else key
+
+
+def camera_key(name: str) -> str:
+    """The feature key of a camera in LeRobot files, the inverse of ``camera_name`` ("top" -> "observation.images.top");
+    a name that starts with "observation." is a full key already."""
+    return name if name.startswith("observation.") else CAMERA_PREFIX + name
 
 
 def read_meta(root: Path) -> Meta:
@@ -87,6 +101,7 @@ def read_meta(root: Path) -> Meta:
             f"{sorted(features) if isinstance(features, dict) else features!r}"
         )
     notes = [f"{k} is a depth map and is not read" for k, f in features.items() if _is_picture(f) and _is_depth(f)]
+    _check_cameras(root, [k for k, f in features.items() if _is_camera(f)])
     cameras = [k for k, f in features.items() if f.get("dtype") == "video" and _is_camera(f)]
     if version == "v3.0":
         path = root / "meta/tasks.parquet"
@@ -104,7 +119,7 @@ def read_meta(root: Path) -> Meta:
 
 
 def robot_spec(meta: Meta, cameras: tuple[str, ...]) -> tuple[RobotSpec, list[str]]:
-    """The spec of the chosen cameras, state and action, and remarks about names that had to be made up.
+    """The spec of the chosen cameras (names), state and action, and remarks about names that had to be made up.
 
     Units and kinds are those our own writer stores beside ``names``, else "unknown".
     """
@@ -112,7 +127,8 @@ def robot_spec(meta: Meta, cameras: tuple[str, ...]) -> tuple[RobotSpec, list[st
     state = meta.features.get(STATE)
     names, units, _ = _vector(STATE, state, notes) if state is not None else ((), (), ())
     action_names, action_units, kinds = _vector(ACTION, meta.features[ACTION], notes)
-    specs = tuple(CameraSpec(k, *_image_size(k, meta.features[k])) for k in cameras)
+    keys = meta.cameras
+    specs = tuple(CameraSpec(c, *_image_size(keys[c], meta.features[keys[c]])) for c in cameras)
     return RobotSpec(specs, StateSpec(names, units), ActionSpec(action_names, action_units, kinds, meta.fps)), notes
 
 
@@ -226,6 +242,16 @@ def _read_episodes_v21(root: Path, info: Mapping[str, Any], cameras: list[str]) 
         videos = {k: VideoSpan(root / video_path.format(video_key=k, **place), 0) for k in cameras}
         out.append(EpisodeEntry(index, length, root / data_path.format(**place), None, videos))
     return out
+
+
+def _check_cameras(root: Path, keys: list[str]) -> None:
+    for key in keys:
+        twins = [k for k in keys if camera_name(k) == camera_name(key)]
+        if len(twins) > 1:
+            raise DataError(
+                f"{root / 'meta/info.json'}: expected cameras of different names, got {twins}, which would both be "
+                f"called {camera_name(key)!r} here. Rename one of them in the dataset."
+            )
 
 
 def _check_lengths(root: Path, episodes: list[EpisodeEntry]) -> None:

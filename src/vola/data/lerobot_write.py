@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from vola.data.lerobot_finalise import JOURNAL, automatic_features, count_pixels, finalise, lock
-from vola.data.lerobot_meta import ACTION, DATA_PATH, STATE, VIDEO_PATH
+from vola.data.lerobot_meta import ACTION, DATA_PATH, STATE, VIDEO_PATH, camera_key
 from vola.data.png import encode_png
 from vola.data.video import ENCODERS, encode_video, find_encoder
 from vola.errors import ConfigError, InputError
@@ -26,10 +26,13 @@ class LeRobotWriter:
     dataset with the finished episodes. An exception inside ``with`` does the same at once.
 
     video: pictures as mp4 (codec "h264", "hevc", "av1" or an encoder's name) instead of lossless PNG.
+    The camera "top" becomes the feature "observation.images.top"; a name that starts with "observation." is a key as
+    it is. ``open_lerobot`` turns keys back into these names.
     Units of state and action and kinds of actions are stored beside their names, where LeRobot ignores them.
 
     Raises:
-        ConfigError: the folder exists and is not empty, fps differs from ``spec.action.rate``, an unknown codec.
+        ConfigError: the folder exists and is not empty, fps differs from ``spec.action.rate``, an unknown codec, two
+            cameras with one key.
     """
 
     def __init__(
@@ -51,10 +54,11 @@ class LeRobotWriter:
             raise ConfigError(
                 f"{self.path}: expected a new or empty folder, this one has content. Nothing is overwritten."
             )
+        self._keys = _camera_keys(spec)
         self._encoder = None
         if video and spec.cameras:
             self._encoder = [find_encoder(codec, c.height, c.width) for c in spec.cameras][0]
-        self._features = _features(spec, self.fps, self._encoder)
+        self._features = _features(spec, self._keys, self.fps, self._encoder)
         folder = self.path / JOURNAL
         folder.mkdir(parents=True)
         self._lock: IO[bytes] | None = lock(folder)
@@ -69,7 +73,7 @@ class LeRobotWriter:
             "video_path": VIDEO_PATH if self._encoder else None,
             "features": self._features,
         }
-        header = {"info": info, "pictures": [c.name for c in spec.cameras]}
+        header = {"info": info, "pictures": list(self._keys.values())}
         (folder / "info.json").write_text(json.dumps(header))
         self._folder = folder
         self._schema = _schema(self._features)
@@ -102,7 +106,9 @@ class LeRobotWriter:
         if set(images) != {c.name for c in self.spec.cameras}:
             wanted = [c.name for c in self.spec.cameras]
             raise InputError(f"images: expected the cameras {wanted}, got {sorted(images)}")
-        pictures = {c.name: _pictures(c.name, images[c.name], length, c.height, c.width) for c in self.spec.cameras}
+        pictures = {
+            self._keys[c.name]: _pictures(c.name, images[c.name], length, c.height, c.width) for c in self.spec.cameras
+        }
         index = self.episodes
         if self._encoder is not None:
             for key, frames in pictures.items():
@@ -198,7 +204,19 @@ def _pictures(name: str, images: np.ndarray, length: int, height: int, width: in
     )
 
 
-def _features(spec: RobotSpec, fps: float, encoder: str | None) -> dict[str, dict[str, Any]]:
+def _camera_keys(spec: RobotSpec) -> dict[str, str]:
+    """Feature key by camera name; a key is also the name of a folder."""
+    keys = [camera_key(c.name) for c in spec.cameras]
+    bad = [c.name for c, k in zip(spec.cameras, keys, strict=True) if keys.count(k) > 1 or not c.name or "/" in k]
+    if bad:
+        raise ConfigError(
+            f"cameras: expected names without '/' that give different LeRobot keys, got {bad} for {sorted(set(keys))}. "
+            "Rename a camera in the spec."
+        )
+    return dict(zip((c.name for c in spec.cameras), keys, strict=True))
+
+
+def _features(spec: RobotSpec, keys: Mapping[str, str], fps: float, encoder: str | None) -> dict[str, dict[str, Any]]:
     out: dict[str, dict[str, Any]] = {}
     for c in spec.cameras:
         entry: dict[str, Any] = {"dtype": "video" if encoder else "image", "shape": [c.height, c.width, 3]}
@@ -218,7 +236,7 @@ def _features(spec: RobotSpec, fps: float, encoder: str | None) -> dict[str, dic
             video |= {"video_backend": "pyav", "extra_options": {}}
             info = {f"video.{k}": v for k, v in video.items()}
             entry["info"] = {**info, "has_audio": False, "is_depth_map": False}
-        out[c.name] = entry
+        out[keys[c.name]] = entry
     if spec.state.size:
         state = {"names": list(spec.state.names), "units": list(spec.state.units)}
         out[STATE] = {"dtype": "float32", "shape": [spec.state.size], **state}

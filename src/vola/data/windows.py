@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -29,9 +29,12 @@ class Windows:
     shuffled epochs a cache that evicts would hit less often). ``prefetch`` fills the cache in file order.
 
     resize: (height, width) for every camera, or None for native sizes. fit: see ``transforms.resize_images``.
+    starts: per episode number a bool array (L) of frames at which a sample may start (e.g. ``~idle``); windows and
+    chunks still run through the others.
 
     Raises:
-        ConfigError: T, H or stride below 1, or not an integer. InputError: empty or repeating episodes.
+        ConfigError: T, H or stride below 1, or not an integer. InputError: empty or repeating episodes,
+        or ``starts`` that leave an episode without a sample.
         DataError: an episode that does not exist.
     """
 
@@ -45,6 +48,7 @@ class Windows:
         cache_bytes: int = 2 << 30,
         stride: int = 1,
         fit: Fit = "stretch",
+        starts: Mapping[int, np.ndarray] | None = None,
     ) -> None:
         for name, value in (("T", T), ("H", H), ("stride", stride)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -63,10 +67,10 @@ class Windows:
         self._action = _pool(dataset, self.episodes, "action")
         lengths = np.array([e.length for e in self.episodes])
         first = np.concatenate([[0], np.cumsum(lengths)])
-        starts = [np.arange(0, n, stride) for n in lengths]
-        place = np.repeat(np.arange(len(lengths)), [len(s) for s in starts])
+        frames = [_starts(e, stride, starts) for e in self.episodes]
+        place = np.repeat(np.arange(len(lengths)), [len(f) for f in frames])
         self._place = place  # per sample: place of its episode in self.episodes
-        self._frame = np.concatenate(starts)
+        self._frame = np.concatenate(frames)
         self._row = first[place] + self._frame  # per sample: row in the pooled columns
         self._low, self._high = first[place], first[place + 1]  # rows of its episode, end exclusive
         self._first = first
@@ -121,6 +125,22 @@ class Windows:
     def cached(self) -> tuple[int, int]:
         """(frames in the cache, frames that the samples need), over all cameras."""
         return self._cache.count, len(self._cache.needed) * len(self.spec.cameras)
+
+
+def _starts(episode: Episode, stride: int, starts: Mapping[int, np.ndarray] | None) -> np.ndarray:
+    frames = np.arange(0, episode.length, stride)
+    if starts is None:
+        return frames
+    mask = np.asarray(starts.get(episode.index))
+    if mask.shape != (episode.length,) or mask.dtype != bool:
+        raise InputError(
+            f"starts: expected a bool array ({episode.length},) for episode {episode.index}, got {mask.dtype} of shape "
+            f"{mask.shape}"
+        )
+    kept = frames[mask[::stride]]
+    if not len(kept):
+        raise InputError(f"starts: episode {episode.index} has no frame left to start from. Leave the episode out.")
+    return kept
 
 
 def _pool(dataset: Dataset, episodes: Sequence[Episode], name: str) -> np.ndarray:
