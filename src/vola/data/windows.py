@@ -250,11 +250,14 @@ def batch_indices(n: int, batch_size: int, seed: int, step: int, shuffle: bool =
             f"{step}"
         )
     position = step * batch_size + np.arange(batch_size, dtype=np.int64)
+    return place_in_epochs(n, seed, position) if shuffle else position % n
+
+
+def place_in_epochs(n: int, seed: int, position: np.ndarray) -> np.ndarray:
+    """Which of n samples stands at each position of the endless stream of shuffled epochs: int64, same shape."""
     epoch, place = np.divmod(position, n)
-    if not shuffle:
-        return place
-    out = np.empty(batch_size, np.int64)
-    for e in range(int(epoch[0]), int(epoch[-1]) + 1):
+    out = np.empty(position.shape, np.int64)
+    for e in np.unique(epoch):
         here = epoch == e
-        out[here] = _permutation(n, seed, e)[place[here]]
+        out[here] = _permutation(n, seed, int(e))[place[here]]
     return out
