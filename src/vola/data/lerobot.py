@@ -104,6 +104,13 @@ class LeRobotDataset:
             )
         return out
 
+    def stored(self, camera: str) -> str:
+        """How the pictures of a camera lie on disk, e.g. "video, av1, yuv420p", in the words of info.json."""
+        feature = self._meta.features[self._meta.cameras[camera]]
+        info = feature.get("info") or feature.get("video_info") or {}
+        known = [str(info[k]) for k in ("video.codec", "video.pix_fmt") if info.get(k)]
+        return ", ".join(["video", *known]) if feature["dtype"] == "video" else "images in the tables"
+
     def fingerprint(self) -> str:
         """Content identity: spec, instructions, every number of state and action, names and sizes of media files."""
         digest = hashlib.sha256(repr((self.spec, self.fps, self.episodes)).encode())
