@@ -118,7 +118,7 @@ def prepare(
 
 
 # Made outside inference mode, as the masks of a layout are: the first to ask may not be the one who trains.
-@functools.lru_cache(maxsize=2048)
+@functools.lru_cache(maxsize=256)
 def _without_padding(
     layout: Layout, rows: Names, columns: Names, device: torch.device, dtype: torch.dtype, backend: Backend
 ) -> Mask:

@@ -68,7 +68,7 @@ class Context:
         """Run suffix tokens against the prefix and return their outputs."""
         if self.cache is not None:
             return run([suffix], self.layout, self.cache)[0][0]
-        return run([self.segment, suffix], self.layout)[0][1]
+        return run([self.segment, suffix], self.layout)[0][-1]
 
 
 @final
@@ -101,7 +101,7 @@ class Backbone(nn.Module):
         self.image_tokens = tokens_per_image(config.vision, *image_size) if cameras else 0
         self.language = WordEncoder(config.language, vocabulary, width)
         self.state = nn.Linear(S, width)
-        self.expert = Expert(trunk, config.expert)
+        self.expert = Expert(trunk, config.expert, outputs=False)
         if cameras:
             self.vision = make_encoder(config.vision, width, sentence, *image_size)
             self.camera = nn.Parameter(0.02 * torch.randn(len(cameras), width))
@@ -128,7 +128,7 @@ class Backbone(nn.Module):
         layout = self.layout(words.shape[1])
         blocks = tuple(name for name in layout.names if name != "action")
         segment = Segment(self.expert, blocks, torch.cat(parts, dim=1), _join_valid(parts, valids))
-        cache = run([segment], layout, outputs=False)[1] if cached else None
+        cache = run([segment], layout)[1] if cached else None
         return Context(segment, layout, cache)
 
     def _see(self, image: Tensor, valid: Tensor | None, sentence: Tensor, i: int) -> tuple[Tensor, Tensor | None]:

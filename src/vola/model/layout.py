@@ -4,9 +4,9 @@ A mask in this library is a value, not code. One predicate (``_allowed``) says w
 token k; the dense matrix, FlexAttention's block mask, the printed picture, the proofs (``reaches``, ``cacheable``)
 and the sentences (``explain``) are all computed from it, so none of them can disagree with what attention does.
 
-The predicate: every token has a **group**, its place in its block's time (0 for blocks without time, the position in a
-causal block, the step in a time-causal one). Every ordered pair of blocks has a **window** of ages; q sees k iff the
-age ``group(q) - group(k)`` lies in the window of their blocks. Always, never, causal, itself only, "not after" and
+The predicate: every token has a **time** inside its block (0 in blocks without time, the position in a causal block,
+the step in a time-causal one). Every ordered pair of blocks has a **window** of ages; q sees k iff the age
+``time(q) - time(k)`` lies in the window of their blocks. Always, never, causal, itself only, "not after" and
 "before" are six windows. A cumulative-sum mask cannot express readouts nobody reads or two mutually blind blocks.
 
 Padding is not part of a layout: it is the per-batch ``valid`` handed to ``vola.model.attention.attention``.
@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int64
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
@@ -63,12 +63,11 @@ Names: TypeAlias = tuple[str, ...] | None  # blocks in layout order; None means 
 Device: TypeAlias = torch.device | str
 MaskMod: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
-_INNERS: dict[str, type[Inner]] = {"full": Full, "causal": Causal, "self": Self, "blind": Blind}
-_INNERS["time_causal"] = TimeCausal
+_INNERS: dict[str, Any] = {"full": Full, "causal": Causal, "self": Self, "blind": Blind, "time_causal": TimeCausal}
 _CPU = torch.device("cpu")
 _FOREVER = 2**31 - 1
 _NEVER = (_FOREVER, -_FOREVER)  # an empty window
-# Window of ages group(q) - group(k), both ends included.
+# Window of ages time(q) - time(k), both ends included.
 _WINDOWS: dict[str | type[Inner], tuple[int, int]] = {
     "always": (-_FOREVER, _FOREVER),
     "not_after": (0, _FOREVER),
@@ -110,7 +109,7 @@ class Block:
             )
 
     @property
-    def groups(self) -> int:
+    def times(self) -> int:
         """How many distinct times the tokens of this block have."""
         if isinstance(self.inner, TimeCausal):
             return self.inner.steps
@@ -234,7 +233,7 @@ class Layout:
         for index in (q, k):
             if isinstance(index, int) and not 0 <= index < self.length:
                 raise InputError(f"layout: expected a token index in 0..{self.length - 1}, got {index}")
-        seen = _allowed(_tables(self, device), q, k)
+        seen = _allowed(_tables(self, None, None, device), q, k)
         return bool(seen) if isinstance(q, int) and isinstance(k, int) else seen
 
     def dense(self, rows: Names = None, columns: Names = None, device: Device = "cpu") -> Bool[Tensor, "N M"]:
@@ -243,9 +242,8 @@ class Layout:
 
     def mask_mod(self, rows: Names = None, columns: Names = None, device: Device = "cpu") -> MaskMod:
         """The predicate in FlexAttention's form ``mask_mod(b, h, q, k)``, q and k counted inside the chosen blocks."""
-        tables = _tables(self, torch.device(device))
-        row, column = (_tokens(self, self.select(names), torch.device(device)) for names in (rows, columns))
-        return lambda b, h, q, k: _allowed(tables, row[q], column[k])
+        tables = _tables(self, rows, columns, torch.device(device))
+        return lambda b, h, q, k: _allowed(tables, q, k)
 
     def flex(
         self, rows: Names = None, columns: Names = None, device: Device = "cpu", block_size: int = 128
@@ -278,15 +276,15 @@ class Layout:
         spans = {name: self.slice(name) for name in self.names}
         if tokens:
             return mask_text.token_picture(spans, self.dense())
-        return mask_text.block_picture(spans, self.dense(), _tables(self, _CPU).group)
+        return mask_text.block_picture(spans, self.dense(), _tables(self, None, None, _CPU).time)
 
     def explain(self) -> str:
         """One sentence per block: what it reads, who reads it, and what reaches it only through other blocks."""
-        spans = {name: self.slice(name) for name in self.names}
+        spans, time = {name: self.slice(name) for name in self.names}, _tables(self, None, None, _CPU).time
         lines = []
         for a in self.names:
             far = [b for b in self.names if self.reaches(a, b) and a != b and not self.dense((a,), (b,)).any()]
-            lines.append(mask_text.sentence(a, spans, self.dense(), _tables(self, _CPU).group, far) + ".")
+            lines.append(mask_text.sentence(a, spans, self.dense(), time, far) + ".")
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -318,27 +316,37 @@ def _positive(value: Any) -> bool:
 
 
 class _Tables(NamedTuple):
-    """The layout as integers: each token's block and group, each pair of blocks' window of ages."""
+    """The layout as integers, for chosen rows and columns.
 
-    block: Tensor
-    group: Tensor
-    low: Tensor
-    high: Tensor
+    A row has its time and, for every block, the window of ages it may look at there; a column its time and block.
+    Each is a tensor of its own: compiled FlexAttention refuses a mask that reads two views of one storage.
+    """
+
+    time: Int64[Tensor, " N"]
+    low: Int64[Tensor, "N blocks"]
+    high: Int64[Tensor, "N blocks"]
+    column_time: Int64[Tensor, " M"]
+    column_block: Int64[Tensor, " M"]
 
 
 def _allowed(tables: _Tables, q: Tensor | int, k: Tensor | int) -> Tensor:
-    """The one predicate: the age of key k seen from query q lies in the window of their blocks."""
-    pair = tables.block[q], tables.block[k]
-    age = tables.group[q] - tables.group[k]
-    return (tables.low[pair] <= age) & (age <= tables.high[pair])
+    """The one predicate: the age of key k seen from query q lies in the window of q for the block of k."""
+    age, block = tables.time[q] - tables.column_time[k], tables.column_block[k]
+    return (tables.low[q, block] <= age) & (age <= tables.high[q, block])
+
+
+def _tokens(layout: Layout, names: Names, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Block and time of every token of the named blocks."""
+    chosen = [(layout.index(name), layout.block(name)) for name in layout.select(names)]
+    block = [i for i, b in chosen for _ in range(b.length)]
+    time = [j * b.times // b.length for _, b in chosen for j in range(b.length)]
+    return torch.tensor(block, dtype=torch.long, device=device), torch.tensor(time, dtype=torch.long, device=device)
 
 
 # The cached tensors below may be created first inside torch.inference_mode and used later in a training step, which
-# autograd refuses; they are therefore made outside of it.
-@lru_cache(maxsize=512)
-def _tables(layout: Layout, device: torch.device) -> _Tables:
-    block = [i for i, b in enumerate(layout.blocks) for _ in range(b.length)]
-    group = [j * b.groups // b.length for b in layout.blocks for j in range(b.length)]
+# autograd refuses; they are therefore made outside of it. The caches are bounded because texts differ in length.
+@lru_cache(maxsize=256)
+def _tables(layout: Layout, rows: Names, columns: Names, device: torch.device) -> _Tables:
     windows = [[_NEVER] * len(layout.blocks) for _ in layout.blocks]
     for i, b in enumerate(layout.blocks):
         windows[i][i] = _WINDOWS[type(b.inner)]
@@ -346,27 +354,21 @@ def _tables(layout: Layout, device: torch.device) -> _Tables:
         windows[layout.index(rule.reader)][layout.index(rule.target)] = _WINDOWS[rule.when]
     with torch.inference_mode(False):
         low, high = torch.tensor(windows, device=device).unbind(-1)
-        return _Tables(torch.tensor(block, device=device), torch.tensor(group, device=device), low, high)
+        (block, time), (column_block, column_time) = (_tokens(layout, names, device) for names in (rows, columns))
+        return _Tables(time, low[block], high[block], column_time, column_block)
 
 
-@lru_cache(maxsize=512)
-def _tokens(layout: Layout, names: tuple[str, ...], device: torch.device) -> Tensor:
-    """Indices in the sequence of the tokens of the named blocks."""
-    with torch.inference_mode(False):
-        spans = [layout.slice(name) for name in names]
-        return torch.tensor([i for s in spans for i in range(s.start, s.stop)], dtype=torch.long, device=device)
-
-
-@lru_cache(maxsize=2048)
+@lru_cache(maxsize=256)
 def _dense(layout: Layout, rows: Names, columns: Names, device: torch.device) -> Tensor:
-    q, k = (_tokens(layout, layout.select(names), device) for names in (rows, columns))
+    tables = _tables(layout, rows, columns, device)
     with torch.inference_mode(False):
-        return _allowed(_tables(layout, device), q[:, None], k[None, :])
+        q, k = (torch.arange(len(t), device=device) for t in (tables.time, tables.column_time))
+        return _allowed(tables, q[:, None], k)
 
 
 @lru_cache(maxsize=256)
 def _flex(layout: Layout, rows: Names, columns: Names, device: torch.device, block_size: int) -> BlockMask:
-    N, M = (_tokens(layout, layout.select(names), device).numel() for names in (rows, columns))
+    N, M = layout.dense(rows, columns).shape
     with torch.inference_mode(False):
         mod = layout.mask_mod(rows, columns, device)
         return create_block_mask(mod, None, None, N, M, device=str(device), BLOCK_SIZE=block_size)

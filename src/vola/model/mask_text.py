@@ -1,7 +1,7 @@
 """A mask in words and signs: works from the matrix alone, so a picture shows what attention does, not what was meant.
 
 Arguments throughout: ``spans`` maps block names to their place among the N tokens, in order; ``mask`` is the bool
-matrix N x N, True where the row looks at the column; ``group`` is each token's place in its block's time.
+matrix N x N, True where the row looks at the column; ``time`` is each token's time inside its block.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ SIGNS = {
 }
 
 
-def sign(mask: Bool[Tensor, "N N"], group: Int64[Tensor, " N"], rows: slice, columns: slice) -> str:
+def sign(mask: Bool[Tensor, "N N"], time: Int64[Tensor, " N"], rows: slice, columns: slice) -> str:
     """The sign of ``SIGNS`` that describes one pair of blocks exactly."""
     cell = mask[rows, columns]
     if cell.all():
         return "#"
     if not cell.any():
         return "."
-    age = group[rows, None] - group[columns]
+    age = time[rows, None] - time[columns]
     if torch.equal(cell, age == 0):
         return "I"
     if torch.equal(cell, age > 0):
         return "<"
     assert torch.equal(cell, age >= 0), "a window of ages without a sign"
-    return "\\" if rows == columns and len(group[rows].unique()) == len(cell) else "~"
+    return "\\" if rows == columns and len(time[rows].unique()) == len(cell) else "~"
 
 
-def block_picture(spans: Mapping[str, slice], mask: Bool[Tensor, "N N"], group: Int64[Tensor, " N"]) -> str:
+def block_picture(spans: Mapping[str, slice], mask: Bool[Tensor, "N N"], time: Int64[Tensor, " N"]) -> str:
     """One sign per pair of blocks, and a legend of the signs used."""
     lengths = {name: f"x{s.stop - s.start}" for name, s in spans.items()}
     wide, long = max(map(len, spans)), max(map(len, lengths.values()))
@@ -47,7 +47,7 @@ def block_picture(spans: Mapping[str, slice], mask: Bool[Tensor, "N N"], group: 
     lines = [f"{corner:<{margin}}" + "  ".join(spans)]
     used = set()
     for name, row in spans.items():
-        signs = [sign(mask, group, row, column) for column in spans.values()]
+        signs = [sign(mask, time, row, column) for column in spans.values()]
         used.update(signs)
         cells = "  ".join(s.center(len(column)) for s, column in zip(signs, spans, strict=True))
         lines.append((f"{name:<{wide}} {lengths[name]:<{long}}".ljust(margin) + cells).rstrip())
@@ -71,11 +71,11 @@ def sentence(
     name: str,
     spans: Mapping[str, slice],
     mask: Bool[Tensor, "N N"],
-    group: Int64[Tensor, " N"],
+    time: Int64[Tensor, " N"],
     indirect: Sequence[str],
 ) -> str:
     """What block ``name`` reads and who reads it; ``indirect`` are blocks that reach it only through others."""
-    signs = {other: sign(mask, group, spans[name], s) for other, s in spans.items()}
+    signs = {other: sign(mask, time, spans[name], s) for other, s in spans.items()}
     own = {"itself": signs.pop(name)}
     reads = [n + ("" if s == "#" else f" ({SIGNS[s]})") for n, s in (signs | own).items() if s != "."]
     readers = [other for other, s in spans.items() if other != name and mask[s, spans[name]].any()]

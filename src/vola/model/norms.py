@@ -41,7 +41,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Float[Tensor, "B N D"], condition: Tensor | None = None) -> tuple[Tensor, None]:
-        return F.rms_norm(x, x.shape[-1:], 1 + self.weight, self.eps), None
+        return F.rms_norm(x, x.shape[-1:], (1 + self.weight).to(x.dtype), self.eps), None
 
 
 @final

@@ -58,17 +58,22 @@ class ExpertConfig:
 
 @final
 class ExpertLayer(nn.Module):
-    """Pre-norm layer, split at the attention: ``qkv`` before it, ``finish`` after it."""
+    """Pre-norm layer, split at the attention: ``project`` before it, ``finish`` after it.
 
-    def __init__(self, trunk: TrunkConfig, config: ExpertConfig) -> None:
+    ``outputs`` False leaves out what ``finish`` needs: a layer that is only ever read by others.
+    """
+
+    def __init__(self, trunk: TrunkConfig, config: ExpertConfig, outputs: bool = True) -> None:
         super().__init__()
         q, kv = trunk.heads * trunk.head_dim, trunk.kv_heads * trunk.head_dim
         self.sizes, self.head_dim = (q, kv, kv), trunk.head_dim
         self.attention_norm = make_norm(config.norm, config.width, config.condition)
         self.qkv = nn.Linear(config.width, q + 2 * kv, bias=config.bias)
-        self.out = nn.Linear(q, config.width, bias=config.bias)
-        self.ffn_norm = make_norm(config.norm, config.width, config.condition)
-        self.ffn = FeedForward(config.width, config.hidden, config.activation, config.bias)
+        self.outputs = outputs
+        if outputs:
+            self.out = nn.Linear(q, config.width, bias=config.bias)
+            self.ffn_norm = make_norm(config.norm, config.width, config.condition)
+            self.ffn = FeedForward(config.width, config.hidden, config.activation, config.bias)
 
     def project(
         self, x: Float[Tensor, "B N D"], condition: Tensor | None
@@ -90,17 +95,24 @@ class ExpertLayer(nn.Module):
 
 @final
 class Expert(nn.Module):
-    """A stack of ``depth`` layers and the final norm; it computes nothing by itself, ``run`` drives it."""
+    """A stack of ``depth`` layers and the final norm; it computes nothing by itself, ``run`` drives it.
 
-    def __init__(self, trunk: TrunkConfig, config: ExpertConfig) -> None:
+    ``outputs`` False makes an expert whose keys and values are all that anybody uses (pi0's prefix): its last layer
+    ends after them, and there is no final norm.
+    """
+
+    def __init__(self, trunk: TrunkConfig, config: ExpertConfig, outputs: bool = True) -> None:
         super().__init__()
-        self.trunk, self.config = trunk, config
-        layers = nn.ModuleList(ExpertLayer(trunk, config) for _ in range(trunk.depth))
+        self.trunk, self.config, self.outputs = trunk, config, outputs
+        last = trunk.depth - 1
+        layers = nn.ModuleList(ExpertLayer(trunk, config, outputs or i < last) for i in range(trunk.depth))
         self.layers = cast("Sequence[ExpertLayer]", layers)
-        self.norm = make_norm(config.norm, config.width, config.condition)
+        if outputs:
+            self.norm = make_norm(config.norm, config.width, config.condition)
         if isinstance(trunk.positions, Learned):
             self.position = nn.Parameter(0.02 * torch.randn(trunk.positions.length, config.width))
-        for layer in self.layers:  # residual branches start small, so depth does not scale the stream (GPT-2)
+        for layer in self.layers[: trunk.depth if outputs else last]:
+            # Residual branches start small, so that depth does not scale the stream (GPT-2).
             for linear in (layer.out, layer.ffn.down):
                 nn.init.normal_(linear.weight, std=linear.in_features**-0.5 * (2 * trunk.depth) ** -0.5)
 
@@ -133,18 +145,15 @@ class Segment:
     condition: Float[Tensor, "B E"] | None = None
 
 
-def run(
-    segments: Sequence[Segment], layout: Layout, cache: Cache | None = None, outputs: bool = True
-) -> tuple[tuple[Tensor, ...], Cache]:
+def run(segments: Sequence[Segment], layout: Layout, cache: Cache | None = None) -> tuple[tuple[Tensor, ...], Cache]:
     """Send segments through their experts under one layout.
 
     Args:
         segments: in layout order; together with the cached blocks they make the columns attention can see.
         cache: keys and values of blocks that ran before; they are read, never written to.
-        outputs: False when only the cache is wanted: the last layer then stops after its keys and values.
 
     Returns:
-        The normed output ``B N D`` of each segment (nothing when ``outputs`` is False), and the cache of all columns.
+        The normed output ``B N D`` of each segment whose expert has outputs, and the cache of all columns.
 
     Raises:
         ConfigError: segments and layout disagree, or the cached blocks read a later column (see Layout.cacheable).
@@ -177,19 +186,18 @@ def run(
             k, v = torch.cat([cache.keys[depth], k], dim=2), torch.cat([cache.values[depth], v], dim=2)
         keys.append(k)
         values.append(v)
-        if not outputs and depth == trunk.depth - 1:
+        if not any(layer.outputs for layer in layers):
             break
         if mask is None:  # all layers share it; the dtype is known only now, under autocast
             mask = prepare(layout, rows, columns, valid, q.device, q.dtype, trunk.backend)
         attended = attend(q, k, v, mask).split(lengths, dim=2)
         xs = [
-            layer.finish(x, a, p[3], s.condition)
+            layer.finish(x, a, p[3], s.condition) if layer.outputs else x
             for layer, x, a, p, s in zip(layers, xs, attended, parts, segments, strict=True)
         ]
     cache = Cache(tuple(keys), tuple(values), layout, columns, valid, next_position)
-    if not outputs:
-        return (), cache
-    return tuple(s.expert.norm(x, s.condition)[0] for s, x in zip(segments, xs, strict=True)), cache
+    normed = [s.expert.norm(x, s.condition)[0] for s, x in zip(segments, xs, strict=True) if s.expert.outputs]
+    return tuple(normed), cache
 
 
 def _join(parts: Sequence[Tensor]) -> Tensor:
