@@ -299,12 +299,14 @@ class Layout:
     def from_json(cls, data: Mapping[str, Any]) -> Layout:
         """Raises ConfigError for a missing or unknown key or word."""
         try:
+            if unknown := set(data) - {"blocks", "rules"}:
+                raise KeyError(*unknown)
             blocks = []
             for b in data["blocks"]:
                 extra = {k: v for k, v in b.items() if k not in ("name", "length", "inner")}
                 blocks.append(Block(b["name"], b["length"], _INNERS[b["inner"]](**extra)))
             return cls(tuple(blocks), tuple(Rule(**r) for r in data["rules"]))
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 "layout: expected {'blocks': [{'name', 'length', 'inner', and 'steps' for time_causal}], 'rules': "
                 f"[{{'reader', 'target', 'when'}}]}} with inner among {list(_INNERS)}; got one with {error!r}"
