@@ -372,8 +372,7 @@ def _dense(layout: Layout, rows: Names, columns: Names, device: torch.device) ->
 def _flex(layout: Layout, rows: Names, columns: Names, device: torch.device, block_size: int) -> BlockMask:
     N, M = layout.dense(rows, columns).shape
     with torch.inference_mode(False):
-        mod = layout.mask_mod(rows, columns, device)
-        return create_block_mask(mod, None, None, N, M, device=str(device), BLOCK_SIZE=block_size)
+        return create_block_mask(layout.mask_mod(rows, columns, device), None, None, N, M, str(device), block_size)
 
 
 @lru_cache(maxsize=2048)
