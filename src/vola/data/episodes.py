@@ -58,7 +58,8 @@ class MemoryDataset:
     images: per camera one uint8 array ``L C Y X`` per episode.
 
     Raises:
-        DataError: an array whose length or width is not that of its episode or of the spec.
+        DataError: an array whose length or width is not that of its episode or of the spec, images that are not
+            uint8 of their camera's size, two episodes of one number.
     """
 
     spec: RobotSpec
@@ -76,6 +77,9 @@ class MemoryDataset:
         if {c.name for c in self.spec.cameras} != set(self.images):
             wanted = sorted(c.name for c in self.spec.cameras)
             raise DataError(f"MemoryDataset: expected images of the cameras {wanted}, got {sorted(self.images)}")
+        numbers = [e.index for e in self.episodes]
+        if len(set(numbers)) != len(numbers):
+            raise DataError(f"MemoryDataset: expected every episode number once, got {numbers}")
         for name, parts in (*self.columns.items(), *self.images.items()):
             if len(parts) != len(self.episodes):
                 raise DataError(f"{name}: expected {len(self.episodes)} arrays, one per episode, got {len(parts)}")
@@ -85,6 +89,13 @@ class MemoryDataset:
                     raise DataError(
                         f"{name}: episode {episode.index} has {episode.length} frames, expected an array "
                         f"({episode.length}, {'...' if width is None else width}), got {part.shape}"
+                    )
+        for camera in self.spec.cameras:
+            for episode, part in zip(self.episodes, self.images[camera.name], strict=True):
+                if part.shape[1:] != (3, camera.height, camera.width) or part.dtype != np.uint8:
+                    raise DataError(
+                        f"{camera.name}: episode {episode.index}: expected uint8 images 3 {camera.height} "
+                        f"{camera.width}, got {part.dtype} {part.shape[1:]}"
                     )
 
     def column(self, name: str, episode_index: int) -> np.ndarray:

@@ -125,7 +125,9 @@ def locate(file: DataFile, entry: EpisodeEntry, fps: float, tolerance_s: float) 
         DataError: span outside the file, rows of another episode, frame numbers with gaps, or a time stamp that is
         further than ``tolerance_s`` from frame / fps.
     """
-    start = 0 if entry.start is None else entry.start - int(file.column("index")[0, 0])
+    # An empty file has no first row to count from; the check below then says so.
+    first = int(file.column("index")[0, 0]) if file.rows else 0
+    start = 0 if entry.start is None else entry.start - first
     end = start + entry.length
     if start < 0 or end > file.rows or (entry.start is None and end != file.rows):
         raise DataError(

@@ -222,9 +222,9 @@ def _read_episodes_v3(root: Path, info: Mapping[str, Any], fps: float, cameras: 
                 place = {n: row[f"videos/{k}/{n}"] for n in ("chunk_index", "file_index")}
                 # An integer frame number: start times summed in floating point are off by much less than a frame.
                 first = round(row[f"videos/{k}/from_timestamp"] * fps)
-                videos[k] = VideoSpan(root / video_path.format(video_key=k, **place), first)
+                videos[k] = VideoSpan(_inside(root, video_path, video_key=k, **place), first)
             chunk = {n: row[f"data/{n}"] for n in ("chunk_index", "file_index")}
-            out.append(EpisodeEntry(index, length, root / data_path.format(**chunk), start, videos))
+            out.append(EpisodeEntry(index, length, _inside(root, data_path, **chunk), start, videos))
     return out
 
 
@@ -239,9 +239,22 @@ def _read_episodes_v21(root: Path, info: Mapping[str, Any], cameras: list[str]) 
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path}: expected episode_index and length in every line, got {line!r:.200}") from error
         place = {"episode_chunk": index // size, "episode_index": index}
-        videos = {k: VideoSpan(root / video_path.format(video_key=k, **place), 0) for k in cameras}
-        out.append(EpisodeEntry(index, length, root / data_path.format(**place), None, videos))
+        videos = {k: VideoSpan(_inside(root, video_path, video_key=k, **place), 0) for k in cameras}
+        out.append(EpisodeEntry(index, length, _inside(root, data_path, **place), None, videos))
     return out
+
+
+def _inside(root: Path, template: str, **place: Any) -> Path:
+    """The file that a path template of info.json stands for; it cannot lead out of the dataset."""
+    try:
+        path = template.format(**place)
+    except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
+        raise DataError(
+            f"{root / 'meta/info.json'}: expected a path built from {sorted(place)}, got {template!r} ({error!r})"
+        ) from error
+    if Path(path).is_absolute() or ".." in Path(path).parts:
+        raise DataError(f"{root / 'meta/info.json'}: expected a path inside the dataset, got {template!r}")
+    return root / path
 
 
 def _check_cameras(root: Path, keys: list[str]) -> None:

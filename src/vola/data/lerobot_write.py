@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +16,7 @@ from vola.data.lerobot_finalise import JOURNAL, automatic_features, count_pixels
 from vola.data.lerobot_meta import ACTION, DATA_PATH, STATE, VIDEO_PATH, camera_key
 from vola.data.png import encode_png
 from vola.data.video import ENCODERS, encode_video, find_encoder
-from vola.errors import ConfigError, InputError
+from vola.errors import ConfigError, DataError, InputError
 from vola.types import RobotSpec
 
 
@@ -47,9 +48,9 @@ class LeRobotWriter:
         data_files_size_in_mb: int = 100,
         video_files_size_in_mb: int = 200,
     ) -> None:
-        self.path, self.spec, self.fps = Path(path), spec, int(fps) if fps == int(fps) else float(fps)
-        if not fps > 0 or abs(spec.action.rate - fps) > 1e-9 * fps:
+        if not 0 < fps < np.inf or abs(spec.action.rate - fps) > 1e-9 * fps:
             raise ConfigError(f"fps: expected the rate of the actions, {spec.action.rate} Hz and > 0, got {fps}")
+        self.path, self.spec, self.fps = Path(path), spec, int(fps) if fps == int(fps) else float(fps)
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise ConfigError(
                 f"{self.path}: expected a new or empty folder, this one has content. Nothing is overwritten."
@@ -81,6 +82,7 @@ class LeRobotWriter:
         self._stream = pa.ipc.new_stream(self._sink, self._schema)
         self._journal: Any = open(folder / "episodes.jsonl", "w", encoding="utf-8")  # noqa: SIM115
         self._tasks: dict[str, int] = {}
+        self._torn = False
         self.episodes = 0
         self.frames = 0
 
@@ -98,6 +100,11 @@ class LeRobotWriter:
         """
         if self._lock is None:
             raise ConfigError(f"{self.path}: expected an open writer, this one is closed")
+        if self._torn:
+            raise ConfigError(
+                f"{self.path}: writing episode {self.episodes} was broken off, nothing can follow it. "
+                f"Close the writer; the {self.episodes} episodes before it are kept."
+            )
         if not isinstance(instruction, str) or not instruction.strip():
             raise InputError(f"instruction: expected one sentence, got {instruction!r}")
         numbers = {"state": (state, self.spec.state.names), "action": (action, self.spec.action.names)}
@@ -109,7 +116,7 @@ class LeRobotWriter:
         pictures = {
             self._keys[c.name]: _pictures(c.name, images[c.name], length, c.height, c.width) for c in self.spec.cameras
         }
-        index = self.episodes
+        index, self._torn = self.episodes, True
         if self._encoder is not None:
             for key, frames in pictures.items():
                 path = self._folder / f"videos/{key}/episode-{index:06d}.mp4"
@@ -122,19 +129,29 @@ class LeRobotWriter:
         line = {"episode_index": index, "length": length, "task": instruction, "histograms": histograms}
         self._journal.write(json.dumps(line) + "\n")
         self._journal.flush()
+        self._torn = False
         self.episodes, self.frames = index + 1, self.frames + length
         return index
 
     def close(self) -> None:
-        """Bring the dataset into its final form; a second call does nothing. Raises DataError without episodes."""
+        """Bring the dataset into its final form; a second call does nothing.
+
+        Raises:
+            DataError: no episode was added; the folder is left as it was found.
+        """
         if self._lock is None:
             return
-        self._stream.close()
+        if not self._torn:
+            self._stream.close()
         self._sink.close()
         self._journal.close()
         held, self._lock = self._lock, None
         with held:
-            finalise(self.path)
+            if self.episodes:
+                finalise(self.path)
+                return
+            shutil.rmtree(self._folder)
+        raise DataError(f"{self.path}: expected at least one episode to be added before closing, got none")
 
     def __enter__(self) -> LeRobotWriter:
         return self
@@ -142,9 +159,12 @@ class LeRobotWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Without a finished episode there is nothing to keep, and the exception under way says why.
-        if error is None or self.episodes:
+        try:
             self.close()
+        except DataError:
+            # Without an episode there is nothing to keep, and the exception under way says why.
+            if error is None or self.episodes:
+                raise
 
     def _batch(self, pictures: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray], task: int) -> pa.RecordBatch:
         L = len(arrays["action"])

@@ -214,12 +214,15 @@ class Normaliser:
         lower bound of the std (ACT 0.01), ``limit=inf`` switches the guard off.
 
         Raises:
-            ConfigError: an unknown kind or not one per dimension.
+            ConfigError: an unknown kind or not one per dimension, a negative setting, or a dimension that moves but
+                whose quantiles are equal, with the guard switched off.
         """
         n = len(stats.names)
         kinds = (kind,) * n if isinstance(kind, str) else tuple(kind)
         if len(kinds) != n or set(kinds) - set(KINDS):
             raise ConfigError(f"kind: expected one of {KINDS}, or one per dimension ({n}), got {kind!r}")
+        if not (epsilon >= 0 and floor >= 0 and limit > 0):
+            raise ConfigError(f"expected epsilon >= 0, floor >= 0, limit > 0, got {epsilon}, {floor}, {limit}")
         which = np.array(kinds)
         shift, scale = np.zeros(n), np.ones(n)
         ends = {"min_max": (stats.min, stats.max), "quantile": (stats.q01, stats.q99)}
@@ -237,6 +240,12 @@ class Normaliser:
         needed = np.maximum(stats.max - shift, shift - stats.min) / limit
         guarded = mapped & ~constant & (scale < needed)
         scale = np.where(guarded, needed, scale)
+        flat = np.flatnonzero(mapped & ~constant & ~(scale > 0))
+        if len(flat):
+            raise ConfigError(
+                f"kind: {kinds[flat[0]]} cannot scale {stats.names[flat[0]]}, whose range between the quantiles is 0 "
+                "although it moves. Use min_max for it, an epsilon, or a finite limit."
+            )
         dims = tuple(int(d) for d in np.flatnonzero(guarded))
         return Normaliser(stats.names, kinds, stats.transform, shift, scale, stats.min, stats.max, dims)
 

@@ -52,10 +52,13 @@ class Windows:
     ) -> None:
         for name, value in (("T", T), ("H", H), ("stride", stride)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(
-                    f"{name}: expected a whole number of frames >= 1, got {value!r}. "
-                    f"Seconds become frames by multiplying with fps = {dataset.fps:g}."
-                )
+                hint = "Seconds become frames by multiplying with fps"
+                if isinstance(value, float) and value > 0:
+                    near = max(1, round(value * dataset.fps))
+                    hint = (
+                        f"As seconds it is {value * dataset.fps:g} frames at {dataset.fps:g} fps; the nearest is {near}"
+                    )
+                raise ConfigError(f"{name}: expected a whole number of frames >= 1, got {value!r}. {hint}.")
         self.dataset, self.T, self.H, self.stride, self.fit = dataset, T, H, stride, fit
         self.episodes = check_selection(dataset, episodes)
         self.resize = resize
