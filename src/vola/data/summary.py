@@ -12,65 +12,18 @@ from rich.table import Table
 from rich.text import Text
 
 from vola.data.episodes import Dataset
+from vola.data.idle import idle_frames
 from vola.data.lerobot import LeRobotDataset
 from vola.data.stats import CONSTANT_RANGE, FeatureStats, compute_statistics
-from vola.errors import InputError
 from vola.types import RobotSpec
 
-# Shares of a dimension's range per frame below which it counts as still; the first is the default. openpi filters
-# DROID at 1e-3, OpenVLA filters LIBERO at 1e-4.
-STILL = (0.001, 0.003, 0.01)
+# Shares of a dimension's large moves (see ``idle_frames``) below which it counts as still; the first one decides.
+STILL = (0.01, 0.03, 0.1)
 # Standard deviations beyond which a training value is an outlier: ``Normaliser.fit`` widens the scale there.
 FAR = 20.0
 _BARS = " ▁▂▃▄▅▆▇█"
 _BINS = 16
 _SHOWN = 8  # tasks and episodes listed by name
-
-
-def idle_frames(
-    actions: Sequence[np.ndarray], kinds: Sequence[str], tolerance: float = STILL[0]
-) -> tuple[np.ndarray, ...]:
-    """Per episode a bool array (L,): True where no dimension moves the robot.
-
-    actions: one ``(L, A)`` array per episode, in physical units. kinds: one per dimension, see ``ActionSpec``.
-    A "delta" or "velocity" moves the robot when it is not zero; any other dimension when it differs from the frame
-    before (the first frame is judged by the step to the second). "Zero" and "differs" leave room for noise:
-    ``tolerance`` times what the dimension spans between its 1 % and 99 % quantile over all episodes. A frame in which
-    only a gripper changes is therefore not idle. ``~idle`` is the filter; an episode that never moves is all True.
-
-    Raises:
-        InputError: no episode, an array that is not ``(L >= 1, A)``, or a negative tolerance.
-    """
-    shapes = [np.shape(a) for a in actions]
-    if not shapes or any(len(s) != 2 or s[0] < 1 or s[1] != len(kinds) for s in shapes) or not tolerance >= 0:
-        raise InputError(
-            f"idle_frames: expected episodes (L >= 1, {len(kinds)}) and tolerance >= 0, got {shapes[:4]}, {tolerance}"
-        )
-    rate = np.array([k in ("delta", "velocity") for k in kinds])
-    pool = np.concatenate(actions).astype(np.float64)
-    pool[:, rate] = np.abs(pool[:, rate])
-    low, q01, q99, high = np.quantile(pool, (0.0, 0.01, 0.99, 1.0), axis=0)
-    low, q01 = np.where(rate, 0.0, low), np.where(rate, 0.0, q01)
-    # A gripper that is closed in less than 1 % of all frames spans nothing between those quantiles.
-    span = np.where(q99 > q01, q99 - q01, high - low)
-    rounding = CONSTANT_RANGE * np.maximum(np.abs(low), np.abs(high))
-    still = np.maximum(tolerance * span, rounding)
-    return tuple((_motion(a.astype(np.float64), rate) <= still).all(1) for a in actions)
-
-
-def _motion(action: np.ndarray, rate: np.ndarray) -> np.ndarray:
-    """(L, A) how far each dimension moves the robot in each frame."""
-    change = np.diff(action, axis=0)
-    first = change[:1] if len(change) else np.full((1, action.shape[1]), np.inf)
-    return np.abs(np.where(rate, action, np.concatenate([first, change])))
-
-
-def idle_fraction(
-    actions: Sequence[np.ndarray], kinds: Sequence[str], tolerance: float = STILL[0]
-) -> tuple[float, np.ndarray]:
-    """Share of idle frames over all frames, and per episode (float64, one per episode); see ``idle_frames``."""
-    idle = idle_frames(actions, kinds, tolerance)
-    return float(np.concatenate(idle).mean()), np.array([i.mean() for i in idle])
 
 
 def describe(dataset: Dataset) -> RenderableType:
@@ -83,7 +36,7 @@ def describe(dataset: Dataset) -> RenderableType:
     statistics = compute_statistics(dataset, numbers)
     columns = {key: [dataset.column(key, i) for i in numbers] for key in ("state", "action")}
     state, action = dataset.spec.state, dataset.spec.action
-    parts = [_head(dataset, columns["action"])]
+    parts = [_head(dataset)]
     if state.size:
         parts.append(_dimensions("state", np.concatenate(columns["state"]), statistics["state"], unit=state.units))
     rows = np.concatenate(columns["action"])
@@ -97,7 +50,7 @@ def describe(dataset: Dataset) -> RenderableType:
     return Group(*(p for part in parts for p in (part, "")))
 
 
-def _head(dataset: Dataset, actions: Sequence[np.ndarray]) -> RenderableType:
+def _head(dataset: Dataset) -> RenderableType:
     title = Text("dataset", style="bold")
     if isinstance(dataset, LeRobotDataset):
         title = Text.assemble((str(dataset.root), "bold"), f"  LeRobot {dataset.version}")
@@ -107,19 +60,21 @@ def _head(dataset: Dataset, actions: Sequence[np.ndarray]) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.add_row("episodes", f"{len(lengths):,}  ({spread})")
     grid.add_row("frames", f"{frames:,} at {dataset.fps:g} fps = {_duration(frames / dataset.fps)}")
-    grid.add_row("idle", _idle([e.index for e in dataset.episodes], actions, dataset.spec.action.kinds))
+    grid.add_row("idle", _idle(dataset))
     return Group(title, grid)
 
 
-def _idle(numbers: Sequence[int], actions: Sequence[np.ndarray], kinds: Sequence[str]) -> str:
-    shares = [idle_fraction(actions, kinds, t) for t in STILL]
-    overall, each = shares[0]
-    others = ", ".join(f"{share:.1%} within {100 * t:g}%" for t, (share, _) in zip(STILL[1:], shares[1:], strict=True))
-    text = f"{overall:.1%} of the frames stay within {100 * STILL[0]:g}% of the range ({others})"
-    worst = [int(p) for p in np.argsort(-each, kind="stable") if each[p] > 0][:4]
+def _idle(dataset: Dataset) -> str:
+    numbers = [e.index for e in dataset.episodes]
+    masks = [idle_frames(dataset, numbers, still) for still in STILL]
+    overall = [float(np.concatenate(list(m.values())).mean()) for m in masks]
+    others = ", ".join(f"{share:.1%} within {100 * t:g}%" for t, share in zip(STILL[1:], overall[1:], strict=True))
+    text = f"{overall[0]:.1%} of the frames stay within {100 * STILL[0]:g}% of a large move ({others})"
+    each = {n: float(masks[0][n].mean()) for n in numbers}
+    worst = [n for n in sorted(numbers, key=lambda n: -each[n]) if each[n] > 0][:4]
     if worst:
-        text += "\nmost in " + ", ".join(f"episode {numbers[p]} {each[p]:.0%}" for p in worst)
-    frozen = [n for n, share in zip(numbers, each, strict=True) if share == 1]
+        text += "\nmost in " + ", ".join(f"episode {n} {each[n]:.0%}" for n in worst)
+    frozen = [n for n in numbers if each[n] == 1]
     if frozen:
         text += f"\n[yellow]never moving: {_some('episode', frozen)}. Look at them; leave them out of training.[/]"
     return text

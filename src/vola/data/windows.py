@@ -51,14 +51,7 @@ class Windows:
         starts: Mapping[int, np.ndarray] | None = None,
     ) -> None:
         for name, value in (("T", T), ("H", H), ("stride", stride)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                hint = "Seconds become frames by multiplying with fps"
-                if isinstance(value, float) and value > 0:
-                    near = max(1, round(value * dataset.fps))
-                    hint = (
-                        f"As seconds it is {value * dataset.fps:g} frames at {dataset.fps:g} fps; the nearest is {near}"
-                    )
-                raise ConfigError(f"{name}: expected a whole number of frames >= 1, got {value!r}. {hint}.")
+            _check_whole(name, value, dataset.fps)
         self.dataset, self.T, self.H, self.stride, self.fit = dataset, T, H, stride, fit
         self.episodes = check_selection(dataset, episodes)
         self.resize = resize
@@ -144,6 +137,16 @@ def _starts(episode: Episode, stride: int, starts: Mapping[int, np.ndarray] | No
     if not len(kept):
         raise InputError(f"starts: episode {episode.index} has no frame left to start from. Leave the episode out.")
     return kept
+
+
+def _check_whole(name: str, value: object, fps: float) -> None:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return
+    near = f"; {value} s would be {max(1, round(value * fps))}" if isinstance(value, float) and value > 0 else ""
+    raise ConfigError(
+        f"{name}: expected a whole number of frames >= 1, got {value!r}. "
+        f"Seconds become frames by multiplying with fps = {fps:g}{near}."
+    )
 
 
 def _pool(dataset: Dataset, episodes: Sequence[Episode], name: str) -> np.ndarray:
