@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vola.report.animation import LAST_FRAME_MS, MOST_FRAMES, movie, movies, paths, spread
+from vola.report.animation import LAST_FRAME_MS, MOST_FRAMES, TRAIL, movie, movies, paths, spread, with_trail
 from vola.report.records import Clip, Fan
 
 
@@ -53,6 +53,34 @@ def test_one_frame_is_a_movie_too() -> None:
     assert opened(movie(clip(1, 16), 256, 80).animated).size == (16, 16)
 
 
+def walk(places: list[int]) -> np.ndarray:
+    """A black 4 x 4 robot on white that stands at x = 4 p in frame p of ``places``."""
+    frames = np.full((len(places), 16, 40, 3), 240, np.uint8)
+    for frame, place in zip(frames, places, strict=True):
+        frame[4:8, 4 * place : 4 * place + 4] = 20
+    return frames
+
+
+def test_a_pale_trace_shows_where_something_has_been_and_nothing_else_changes() -> None:
+    frames = walk([0, 1, 2, 3, 4, 4, 4, 4, 4, 4, 4, 4])  # most of the time it stands still, as against a wall
+    shown, trail = with_trail(frames)
+    assert trail
+    assert np.array_equal(shown[0], frames[0])
+    pale = round((1 - TRAIL) * 240 + TRAIL * 20)
+    for t in (1, 2, 5, 11):
+        been = (frames[:t] == 20).any(axis=0) & (frames[t] != 20)
+        assert (shown[t][been] == pale).all()
+        assert np.array_equal(shown[t][~been], frames[t][~been])
+
+
+def test_no_trace_without_movement_or_with_a_moving_camera() -> None:
+    rng = np.random.default_rng(0)
+    for frames in (walk([2, 2, 2]), walk([1]), rng.integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)):
+        shown, trail = with_trail(frames)
+        assert not trail
+        assert shown is frames
+
+
 def test_large_clips_shrink_before_any_is_dropped() -> None:
     noisy = np.random.default_rng(0).integers(0, 256, (3, 320, 240, 3), dtype=np.uint8)
     clips = [Clip(noisy, "pi0", "go", True, "", None)] * 2
@@ -68,5 +96,5 @@ def test_fan_paths_and_spread() -> None:
     two = np.array([[[0, 0], [3, 4.04]], [[0, 0], [3, -4]]], np.float32)
     fan = Fan("0", "pi0", image, two, "go")
     assert paths(fan) == ["M0 0L3 4", "M0 0L3 -4"]
-    assert spread(fan) == pytest.approx(4.02)
+    assert spread(fan) == pytest.approx(4.02 / 8)
     assert spread(Fan("0", "L2", image, two[:1], "go")) == 0

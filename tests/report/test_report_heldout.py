@@ -1,15 +1,17 @@
 """Held-out error: averages by hand, units, and where the policy is said to be better."""
 
 import json
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_run import write_dataset_run
+from fake_run import write_dataset_run, write_json
 
 from vola.errors import DataError, InputError
 from vola.report import words
 from vola.report.heldout import STANDARD, compare, heldout_record, read_heldout, step_intervals
+from vola.report.records import read_summary
 from vola.types import ActionSpec
 
 SPEC = ActionSpec(("x", "y"), ("m", "m"), ("delta", "delta"), 10.0)
@@ -77,6 +79,25 @@ def test_comparison_finds_the_steps_at_which_a_baseline_wins(tmp_path: Path) -> 
     assert words.heldout_sentence([comparison]) == "closer than holding the last action"
 
 
+def test_low_error_without_success_is_named(tmp_path: Path) -> None:
+    run = write_dataset_run(tmp_path, np.random.default_rng(0), episodes=6, H=4)
+    record = json.loads((run / "heldout.json").read_text())
+    record["baselines"] = {"L2": deepcopy(record["policy"]), "hold": record["baselines"]["hold"]}
+    for episode in record["policy"]["per_episode"]:
+        episode["mae"] *= 1.5
+    summary = json.loads((run / "summary.json").read_text())
+    for successes, said in ((1, True), (90, False)):
+        rates = {"pi0": ("policy", 95), "L2": ("baseline", successes)}
+        summary["policies"] = [
+            {"name": name, "role": role, "successes": s, "episodes": 100} for name, (role, s) in rates.items()
+        ]
+        write_json(run / "summary.json", summary)
+        found = read_heldout(store(run, record))
+        assert found is not None
+        sentence = words.closer_but_fails(read_summary(run), compare(found, np.random.default_rng(0)))
+        assert ("the L2 baseline is closer than pi0" in sentence) == said
+
+
 def test_refusals(tmp_path: Path) -> None:
     run = write_dataset_run(tmp_path, np.random.default_rng(0), episodes=3, H=4)
     good = json.loads((run / "heldout.json").read_text())
@@ -91,6 +112,6 @@ def test_refusals(tmp_path: Path) -> None:
         change(record)
         with pytest.raises(DataError, match=message):
             read_heldout(store(run, record))
+    valid = np.array([[True, False]])
     with pytest.raises(InputError, match="valid in some window"):
-        valid = np.array([[True, False]])
         heldout_record(SPEC, {"policy": np.ones((1, 2, 2))}, valid, np.zeros(1, int), np.ones(2))

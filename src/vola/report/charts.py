@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from vola.report.heldout import HeldOut
 from vola.report.records import Log, Summary
-from vola.report.theme import STAND_IN, naive_role, themed
+from vola.report.theme import STAND_IN, themed
 from vola.report.words import number
 from vola.theory.statistics import wilson
 
@@ -108,6 +108,7 @@ def learning_curve(summary: Summary, log: Log, baseline: Log | None) -> Chart | 
                 axes.set_yticks([0, 50, 100], ["0 %", "50 %", "100 %"])
             _lines(axes, series)
         _steps_axis(rows[-1], "training step")
+        rows[-1].xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=True))
         for axes, series in zip(rows, panels, strict=True):
             _end_labels(figure, axes, series)
 
@@ -164,15 +165,16 @@ def thinned(points: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.n
     return x, middle, low, high
 
 
-def heldout_steps(heldout: HeldOut, name: str, intervals: Mapping[str, np.ndarray]) -> Chart:
-    """Held-out error over the steps of a chunk; ``intervals`` ("policy" and baselines): ``H 3`` mean, low, high."""
+def heldout_steps(heldout: HeldOut, name: str, intervals: Mapping[str, np.ndarray], roles: Mapping[str, str]) -> Chart:
+    """Held-out error over the steps of a chunk; ``intervals`` ("policy" and baselines): ``H 3`` mean, low, high;
+    ``roles``: the colour role of each."""
     x = np.arange(1, heldout.H + 1, dtype=float)
     series = []
-    for i, (method, rows) in enumerate(intervals.items()):
-        role = "policy" if method == "policy" else naive_role(method, i)
+    for method, rows in intervals.items():
+        role = roles[method]
         band = rows[:, 1:] if np.isfinite(rows).all() else np.full((heldout.H, 2), np.nan)
         label = name if method == "policy" else method
-        dash = "" if method == "policy" else role
+        dash = role if role in DASHES else ""
         series.append(Series(label, role, x, rows[:, 0], band[:, 0], band[:, 1], dash=dash))
 
     def paint(figure: Figure, narrow: bool) -> None:
@@ -193,8 +195,8 @@ def heldout_steps(heldout: HeldOut, name: str, intervals: Mapping[str, np.ndarra
     return _chart("steps", lambda _: 290, paint, described)
 
 
-def heldout_dims(heldout: HeldOut, name: str) -> Chart:
-    """One small panel per action dimension: error over the steps, each in its own unit."""
+def heldout_dims(heldout: HeldOut, name: str, roles: Mapping[str, str]) -> Chart:
+    """One small panel per action dimension: error over the steps, each in its own unit; ``roles`` as above."""
     A = len(heldout.dims)
     x = np.arange(1, heldout.H + 1, dtype=float)
     tables = {"policy": heldout.policy.per_step_dim} | {k: b.per_step_dim for k, b in heldout.baselines.items()}
@@ -213,9 +215,9 @@ def heldout_dims(heldout: HeldOut, name: str) -> Chart:
                 axes.set_visible(False)
                 continue
             _style(axes, f"{heldout.dims[a]} ({heldout.units[a]})", 40, small=True)
-            for i, (method, table) in enumerate(tables.items()):
-                role = "policy" if method == "policy" else naive_role(method, i)
-                style = "-" if method == "policy" else DASHES[role]
+            for method, table in tables.items():
+                role = roles[method]
+                style = DASHES.get(role, "-")
                 axes.plot(x, table[:, a], color=STAND_IN[role], lw=1.8 if role == "policy" else 1.2, ls=style)
             axes.set_ylim(0, panel_top(tables, a))
             axes.yaxis.set_major_locator(MaxNLocator(2))

@@ -9,7 +9,8 @@ The record: {"dims": [A names], "units": [A], "unit": unit of "mae" and "per_ste
   dimensions' units differ), over all windows of one held-out episode.
 
 Windows are averaged inside their episode first and every episode counts the same. The baselines are as a rule "hold",
-"mean" and "linear"; "explain" ({name: sentence}, optional) says what each does where it is not as in ``EXPLAIN``.
+"mean" and "linear"; a policy that was trained beside this one may stand there too, under its name in ``summary.json``.
+"explain" ({name: sentence}, optional) says what each does where it is not as in ``EXPLAIN``.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ def read_heldout(run: Path) -> HeldOut | None:
             raise DataError(f"{file}: expected {name!r} on the policy's episodes, in the same order, got others")
         baselines[name] = method
     told = Fields(f"{file}, explain", top.mapping("explain"))
-    explain = {name: told.text(name, EXPLAIN.get(name, "as named")) for name in baselines}
+    explain = {name: told.text(name, EXPLAIN.get(name, "")) for name in baselines}
     return HeldOut(dims, units, unit, top.number("rate"), H, policy, baselines, explain)
 
 

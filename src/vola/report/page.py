@@ -55,6 +55,7 @@ def render(records: Records) -> str:
         clips=sections.clips(records),
         fans=sections.fans(records),
         heldout=sections.heldout(records, np.random.default_rng(BOOTSTRAP_SEED)),
+        layout=sections.layout(records.summary),
         speed=sections.speed(records),
         used=sections.used(records),
     )

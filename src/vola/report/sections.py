@@ -22,6 +22,16 @@ from vola.theory.statistics import Interval, Rate, mean_interval_over_episodes, 
 MOVIE_BYTES = 2_600_000  # of encoded clips; as text a third more
 MOST_FANS = 4
 MOST_ROWS = 24
+CORNER = "(rows = who looks)"  # how the text of Layout.picture() begins
+# The signs of that text: (style class, meaning).
+SIGNS = {
+    "#": ("all", "all of it"),
+    "\\": ("causal", "up to its own place"),
+    "~": ("steps", "up to its own time step"),
+    "<": ("before", "before its own time step"),
+    "I": ("self", "itself only"),
+    ".": ("none", "nothing"),
+}
 
 
 @dataclass(frozen=True)
@@ -142,13 +152,14 @@ def _role(records: Records, policy: str) -> str:
 
 
 def clips(records: Records) -> dict[str, Any] | None:
+    """Films, one row of cards per policy."""
     if not records.clips:
         return None
     made, left_out = animation.movies(records.clips, MOVIE_BYTES)
-    cards = []
+    rows: dict[str, list[dict[str, Any]]] = {}
     for clip, movie in zip(records.clips, made, strict=False):
         outcome = "reaches the goal" if clip.success else f"fails: {clip.failure or 'not named'}"
-        cards.append(
+        rows.setdefault(clip.policy, []).append(
             {
                 "movie": movie,
                 "policy": clip.policy,
@@ -160,11 +171,14 @@ def clips(records: Records) -> dict[str, Any] | None:
                 "alt": f"{clip.policy}, told \u201c{clip.instruction}\u201d, {outcome} after {len(clip.frames)} frames",
             }
         )
-    return {"cards": cards, "left_out": left_out}
+    columns = min(4, max((len(row) for row in rows.values()), default=1))
+    trail = any(movie.trail for movie in made)
+    return {"rows": list(rows.values()), "columns": columns, "left_out": left_out, "trail": trail}
 
 
-def fans(records: Records) -> list[dict[str, Any]] | None:
-    """Groups of pictures of one observation, one per policy, with all sampled chunks over it."""
+def fans(records: Records) -> dict[str, Any] | None:
+    """Groups of pictures of one observation, one per policy, with all sampled chunks over it. ``across``: whether
+    a wide page sets the groups beside each other (policies below each other) or the other way round."""
     groups: dict[str, list[Fan]] = {}
     for fan in records.fans:
         groups.setdefault(fan.group, []).append(fan)
@@ -174,7 +188,7 @@ def fans(records: Records) -> list[dict[str, Any]] | None:
         pictures = []
         for fan in members:
             n, H = fan.paths.shape[:2]
-            apart = words.number(animation.spread(fan), 2)
+            apart = f"{100 * animation.spread(fan):.0f}{words.NBSP}%"
             pictures.append(
                 {
                     "policy": fan.policy,
@@ -189,11 +203,12 @@ def fans(records: Records) -> list[dict[str, Any]] | None:
                     "H": H,
                     "spread": apart,
                     "alt": f"{n} chunks of {H} steps sampled from {fan.policy} for one picture, told "
-                    f"\u201c{fan.instruction}\u201d; their ends lie {apart} pixels apart (root mean square)",
+                    f"\u201c{fan.instruction}\u201d; they spread over up to {apart} of the picture's width",
                 }
             )
         shown.append({"instruction": members[0].instruction, "pictures": pictures})
-    return shown or None
+    policies = max((len(group["pictures"]) for group in shown), default=0)
+    return {"groups": shown, "across": len(shown) > policies} if shown else None
 
 
 def heldout(records: Records, rng: np.random.Generator) -> dict[str, Any] | None:
@@ -203,13 +218,16 @@ def heldout(records: Records, rng: np.random.Generator) -> dict[str, Any] | None
         return None
     name = next((p.name for p in records.summary.policies if p.role == "policy"), records.summary.system)
     comparisons = compare(found, rng)
+    roles = {"policy": "policy"}
+    for i, c in enumerate(comparisons):
+        roles[c.baseline] = records.summary.role_of(c.baseline, naive_role(c.baseline, i))
     own = mean_interval_over_episodes(list(found.policy.mae), words.LEVEL, rng)
     rows = [("policy", name, "", words.number(own.value), words.number_range(own.interval), "", "", "")]
-    for i, c in enumerate(comparisons):
+    for c in comparisons:
         gap = c.difference
         rows.append(
             (
-                naive_role(c.baseline, i + 1),
+                roles[c.baseline],
                 c.baseline,
                 found.explain[c.baseline],
                 words.number(c.error.value),
@@ -231,9 +249,10 @@ def heldout(records: Records, rng: np.random.Generator) -> dict[str, Any] | None
         "method": own.interval.method,
         "verdict": words.heldout_sentence(comparisons),
         "weak": words.weak_steps(name, found.H, comparisons),
+        "closer_but": words.closer_but_fails(records.summary, comparisons),
         "rows": rows,
-        "steps": charts.heldout_steps(found, name, intervals),
-        "dims": charts.heldout_dims(found, name),
+        "steps": charts.heldout_steps(found, name, intervals, roles),
+        "dims": charts.heldout_dims(found, name, roles),
         "off_scale": charts.leaves_panel(found),
         "table": _dimension_table(found),
         "columns": [(r[0], r[1]) for r in rows],
@@ -255,15 +274,36 @@ def _dimension_table(found: HeldOut) -> list[tuple[str, str, list[tuple[str, boo
     ]
 
 
+def layout(summary: Summary) -> dict[str, Any] | None:
+    """Who looks at whom: the text picture of ``Layout.picture()`` as a grid of drawn cells (kind "grid": names, rows of
+    (name, tokens, shapes), legend), any other text as it is (kind "text")."""
+    lines = [line for line in summary.layout_picture.splitlines() if line.strip()]
+    if not lines:
+        return None
+    names = lines[0].removeprefix(CORNER).split()
+    rows = [_layout_row(line) for line in lines[1 : 1 + len(names)]]
+    if not lines[0].startswith(CORNER) or [row[0] for row in rows if len(row[2]) == len(names)] != names:
+        return {"kind": "text", "text": summary.layout_picture}
+    used = {sign for _, _, signs in rows for sign in signs}
+    shapes = [(name, tokens, [SIGNS[s] for s in signs]) for name, tokens, signs in rows]
+    return {"kind": "grid", "names": names, "rows": shapes, "legend": [SIGNS[s] for s in SIGNS if s in used]}
+
+
+def _layout_row(line: str) -> tuple[str, str, list[str]]:
+    name, _, rest = line.partition(" ")
+    tokens, *signs = rest.split() or [""]
+    return name, tokens.removeprefix("x"), [s for s in signs if s in SIGNS]
+
+
 def speed(records: Records) -> dict[str, Any] | None:
     """Tiles (value, unit, what) and the plan latency of every policy as the rollouts measured it."""
     summary, tiles = records.summary, []
     if summary.minutes is not None:
-        tiles.append((words.number(summary.minutes), "min", "training"))
+        tiles.append((words.number(summary.minutes), "min", "the whole run"))
     if summary.samples_per_second is not None:
         tiles.append((words.number(summary.samples_per_second), "samples/s", "training throughput"))
     if summary.flops_share is not None:
-        tiles.append((words.number(100 * summary.flops_share, 2), "%", "of the machine\u2019s peak FLOP/s"))
+        tiles.append((words.number(100 * summary.flops_share, 2), "%", "of the measured peak FLOP/s"))
     if summary.plan_ms:
         (first, ms), *others = summary.plan_ms.items()
         more = "".join(f"; {label} {words.number(value)}" for label, value in others)

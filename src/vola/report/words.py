@@ -10,7 +10,7 @@ import numpy as np
 
 from vola.report.heldout import Comparison, HeldOut, compare
 from vola.report.records import ROLES, PolicyResult, Rollout, Summary
-from vola.theory.statistics import Interval, Paired, Rate, mean_interval_over_episodes, paired_difference
+from vola.theory.statistics import Interval, Paired, Rate, mean_interval_over_episodes, paired_difference, wilson
 
 NBSP = "\u00a0"
 NAIVE = {"hold": "holding the last action", "mean": "the mean action", "linear": "linear extrapolation"}
@@ -147,6 +147,22 @@ def weak_steps(name: str, H: int, comparisons: Sequence[Comparison]) -> list[str
             where = f"step{'s' * (len(steps) > 1)} {ranges(steps)}"
             sentences.append(f"At {where} of {H} {name} does not beat {joined(names, 'or')}.")
     return sentences
+
+
+def closer_but_fails(summary: Summary, comparisons: Sequence[Comparison]) -> str:
+    """Where a policy of this run is closer to the held-out demonstrations and yet succeeds less often; "" otherwise."""
+    own = next((p for p in summary.policies if p.role == "policy"), None)
+    for other in summary.policies:
+        found = next((c.difference for c in comparisons if c.baseline == other.name), None)
+        if own is None or found is None or found.interval.low <= 0:
+            continue
+        if wilson(other.rate.successes, other.rate.n, LEVEL).high < wilson(own.rate.successes, own.rate.n, LEVEL).low:
+            return (
+                f"On held-out actions {called(other)} is closer than {own.name}, and yet it succeeds less often "
+                f"({percent(other.rate)} against {percent(own.rate)}). A single best guess keeps this error low, also "
+                "where the demonstrations went several ways and the guess lies between them."
+            )
+    return ""
 
 
 def heldout_lines(name: str, found: HeldOut, rng: np.random.Generator) -> list[str]:
