@@ -142,11 +142,10 @@ def _starts(episode: Episode, stride: int, starts: Mapping[int, np.ndarray] | No
 def _check_whole(name: str, value: object, fps: float) -> None:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return
-    near = f"; {value} s would be {max(1, round(value * fps))}" if isinstance(value, float) and value > 0 else ""
-    raise ConfigError(
-        f"{name}: expected a whole number of frames >= 1, got {value!r}. "
-        f"Seconds become frames by multiplying with fps = {fps:g}{near}."
-    )
+    hint = f"Seconds become frames by multiplying with fps = {fps:g}."
+    if isinstance(value, float) and value > 0:
+        hint = f"As seconds it is {value * fps:g} frames at {fps:g} fps; the nearest is {max(1, round(value * fps))}."
+    raise ConfigError(f"{name}: expected a whole number of frames >= 1, got {value!r}. {hint}")
 
 
 def _pool(dataset: Dataset, episodes: Sequence[Episode], name: str) -> np.ndarray:
