@@ -258,6 +258,9 @@ class Cache:
 
         valid: of the new tokens, None when all count. position: what the token after them takes. Errors as above.
         """
+        together = self.layout.select(self.columns + columns)
+        if not len(keys) == len(values) == len(self.keys):
+            raise InputError(f"cache: expected {len(self.keys)} layers, got {len(keys)} and {len(values)}")
         if self.valid is not None or valid is not None:
             old, new = (x[0].new_ones(len(x[0]), x[0].shape[2], dtype=torch.bool) for x in (self.keys, keys))
             valid = torch.cat([old if self.valid is None else self.valid, new if valid is None else valid], dim=1)
@@ -265,4 +268,4 @@ class Cache:
             tuple(torch.cat(pair, dim=2) for pair in zip(before, after, strict=True))
             for before, after in ((self.keys, keys), (self.values, values))
         ]
-        return Cache(joined[0], joined[1], self.layout, self.columns + columns, valid, position)
+        return Cache(joined[0], joined[1], self.layout, together, valid, position)
