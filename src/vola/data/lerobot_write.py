@@ -107,7 +107,7 @@ class LeRobotWriter:
             )
         if not isinstance(instruction, str) or not instruction.strip():
             raise InputError(f"instruction: expected one sentence, got {instruction!r}")
-        numbers = {"state": (state, self.spec.state.names), "action": (action, self.spec.action.names)}
+        numbers = {"action": (action, self.spec.action.names), "state": (state, self.spec.state.names)}
         length = len(action) if np.ndim(action) else 0
         arrays = {k: _vectors(k, v, length, names) for k, (v, names) in numbers.items()}
         if set(images) != {c.name for c in self.spec.cameras}:
