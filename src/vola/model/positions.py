@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from vola.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class Rotary:
@@ -58,7 +60,12 @@ def rotate(x: Float[Tensor, "B h N d"], angles: tuple[Tensor, Tensor]) -> Float[
 
 
 def sinusoidal(position: Tensor, width: int, base: float = 10_000.0) -> Float[Tensor, "*shape D"]:
-    """Sinusoidal code of any real-valued positions: D/2 sines, then D/2 cosines, periods 2 pi base^(2i/D)."""
+    """Sinusoidal code of any real-valued positions: D/2 sines, then D/2 cosines, periods 2 pi base^(2i/D).
+
+    Raises:
+        ConfigError: an odd width.
+    """
+    _check_even(width)
     frequency = base ** (-torch.arange(0, width, 2, device=position.device, dtype=torch.float32) / width)
     angle = position[..., None].to(torch.float32) * frequency
     return torch.cat([angle.sin(), angle.cos()], dim=-1)
@@ -70,8 +77,17 @@ def time_code(
     """Code of flow time: sin and cos of 2 pi tau / period, periods geometric from ``shortest`` to ``longest``.
 
     Source: pi0 (openpi ``posemb_sincos``), width/2 periods, sines first.
+
+    Raises:
+        ConfigError: an odd width.
     """
+    _check_even(width)
     steps = torch.linspace(0.0, 1.0, width // 2, device=tau.device, dtype=torch.float32)
     period = shortest * (longest / shortest) ** steps
     angle = tau[:, None].to(torch.float32) * (2 * math.pi / period)
     return torch.cat([angle.sin(), angle.cos()], dim=-1)
+
+
+def _check_even(width: int) -> None:
+    if width % 2:
+        raise ConfigError(f"positions: expected an even width, half sines and half cosines, got {width}")
