@@ -123,6 +123,8 @@ class PatchEncoder(nn.Module):
 
     def __init__(self, config: PatchViT, width: int, sentence: int, height: int, columns: int) -> None:
         super().__init__()
+        if width % config.heads:
+            raise ConfigError(f"vision: expected a width divisible by PatchViT.heads, got {width} and {config.heads}")
         grid = (height // config.patch) * (columns // config.patch)
         trunk = TrunkConfig(config.depth, config.heads, config.heads, width // config.heads, Learned(grid))
         self.layout = Layout((Block("patches", grid, Full()),), ())

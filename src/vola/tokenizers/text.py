@@ -1,8 +1,9 @@
 """Instructions -> token ids, with a vocabulary fitted on the training instructions.
 
-The work is done by the ``tokenizers`` library; this file fixes the convention: lower case, split at white space and
-punctuation, id 0 = padding, id 1 = unknown. A word that training never saw is unknown; it is counted and reported
-by ``unknown_words``, never silently replaced by another word.
+The work is done by the ``tokenizers`` library; this file fixes the convention: lower case without invisible
+characters, split at white space and punctuation, every Chinese character a word, id 0 = padding, id 1 = unknown.
+A word that training never saw is unknown; it is counted and reported by ``unknown_words``, never silently replaced
+by another word.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from vola.errors import InputError
+from vola.errors import CheckpointError, InputError
 
 PAD, UNKNOWN = 0, 1
 
@@ -53,8 +54,10 @@ class TextTokenizer:
         """Ids and validity ``B N``, N the longest instruction of these; nothing is ever cut off.
 
         Raises:
-            InputError: an instruction holds no word at all.
+            InputError: no instruction, a bare string, or an instruction that holds no word at all.
         """
+        if isinstance(instructions, str) or not instructions:
+            raise InputError(f"instructions: expected at least one sentence in a list or tuple, got {instructions!r}")
         rows = [self._library.encode(text).ids for text in instructions]
         for text, row in zip(instructions, rows, strict=True):
             if not row:
@@ -76,7 +79,18 @@ class TextTokenizer:
 
     @staticmethod
     def from_json(text: str) -> TextTokenizer:
-        return TextTokenizer(tuple(json.loads(text)["words"]))
+        """Raises CheckpointError for anything but the output of ``to_json``."""
+        try:
+            data = json.loads(text)
+            kind, words = data["kind"], tuple(data["words"])
+        except (ValueError, KeyError, TypeError):
+            kind, words = None, ()
+        if kind != "words" or words[:2] != ("[PAD]", "[UNK]"):
+            raise CheckpointError(
+                'tokenizer: expected {"kind": "words", "words": ["[PAD]", "[UNK]", ...]}, '
+                f"got {text!r:.80}. The file was not written by vola or is damaged; train again or restore it."
+            )
+        return TextTokenizer(words)
 
 
 def _split(library: Tokenizer, text: str) -> list[str]:
@@ -86,6 +100,7 @@ def _split(library: Tokenizer, text: str) -> list[str]:
 
 def _library_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
     library = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    library.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    clean = normalizers.BertNormalizer(clean_text=True, handle_chinese_chars=True, strip_accents=False, lowercase=True)
+    library.normalizer = normalizers.Sequence([normalizers.NFKC(), clean])
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return library
