@@ -13,6 +13,7 @@ from test_data_video import counter, read
 
 from vola.data.lerobot import open_lerobot
 from vola.data.lerobot_meta import flat_names
+from vola.data.stats import compute_statistics
 from vola.data.video import encode_video
 from vola.data.windows import Windows
 from vola.errors import DataError
@@ -39,6 +40,17 @@ def test_the_set_written_by_lerobot_reads_exactly(shared) -> None:
         pictures = [np.asarray(Image.open(io.BytesIO(p["bytes"]))) for p in rows["observation.image"][part]]
         got = data.frames("observation.image", e, [99, 0, 50])
         np.testing.assert_array_equal(got.transpose(0, 2, 3, 1), np.stack([pictures[t] for t in (99, 0, 50)]))
+
+
+def test_stored_quantiles_that_are_not_those_of_the_rows_are_named(shared, tmp_path) -> None:
+    data = open_lerobot(shared / "data/lerobot_written/synth_image")
+    notes = data.compare_stored(compute_statistics(data, [e.index for e in data.episodes]))
+    assert [n.split(":")[1].split(" is off")[0] for n in notes] == [
+        " q01 of observation.state", " q99 of observation.state", " q01 of action", " q99 of action",
+    ]  # fmt: skip
+    assert "(x: 62.49 stored, 89.99 exact)" in notes[3]
+    ours = open_lerobot(record(tmp_path / "set", memory((3, 9, 4))))
+    assert ours.compare_stored(compute_statistics(ours, [0, 1, 2])) == []
 
 
 def test_video_frames_are_those_of_the_rows(shared) -> None:

@@ -13,8 +13,9 @@ import numpy as np
 from vola.data.episodes import Episode, check_frames, find_episode
 from vola.data.lerobot_files import DataFile, locate
 from vola.data.lerobot_finalise import recover
-from vola.data.lerobot_meta import ACTION, STATE, EpisodeEntry, Meta, read_meta, robot_spec
+from vola.data.lerobot_meta import ACTION, STATE, EpisodeEntry, Meta, load_json, read_meta, robot_spec
 from vola.data.png import decode_png
+from vola.data.stats import CONSTANT_RANGE, Statistics
 from vola.data.video import VideoPool, VideoReader
 from vola.errors import ConfigError, DataError
 from vola.types import RobotSpec
@@ -133,6 +134,31 @@ class LeRobotDataset:
         for episode in self.episodes:
             for camera in self.spec.cameras:
                 self.frames(camera.name, episode.index, sorted({0, episode.length - 1}))
+
+    def compare_stored(self, statistics: Statistics) -> list[str]:
+        """Where ``meta/stats.json`` is off from the exact statistics by more than 2 % of a dimension's range.
+
+        LeRobot 0.6 averages the quantiles of the episodes, which are not those of the pooled rows. Nothing here uses
+        the stored numbers; a policy trained elsewhere may. ``statistics``: of all episodes, absolute actions.
+        """
+        path = self.root / "meta/stats.json"
+        if not path.is_file():
+            return []
+        stored = load_json(path)
+        notes = []
+        for key, name in ((STATE, "state"), (ACTION, "action")):
+            exact = statistics[name]
+            span = np.maximum(exact.max - exact.min, CONSTANT_RANGE)
+            for field in ("mean", "std", "min", "max", "q01", "q99"):
+                value = np.asarray(stored.get(key, {}).get(field, []), np.float64).ravel()
+                off = np.abs(value - getattr(exact, field)) / span if value.shape == span.shape else np.zeros(1)
+                if off.max(initial=0.0) > 0.02:
+                    d = int(off.argmax())
+                    notes.append(
+                        f"meta/stats.json: {field} of {key} is off by up to {off[d]:.0%} of the range "
+                        f"({exact.names[d]}: {value[d]:.4g} stored, {getattr(exact, field)[d]:.4g} exact)"
+                    )
+        return notes
 
     def _find(self, episode_index: int) -> tuple[EpisodeEntry, int]:
         place = find_episode(self.episodes, episode_index)

@@ -157,13 +157,18 @@ def _read_info(root: Path) -> dict[str, Any]:
             f"{'no such folder' if not root.is_dir() else 'no meta/info.json'}. "
             "Name the folder on this machine; nothing is downloaded."
         )
+    return load_json(path)
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """A JSON object; raises DataError naming the file."""
     try:
-        info = json.loads(path.read_text(encoding="utf-8-sig"))
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: expected JSON, got text that does not parse ({error})") from error
-    if not isinstance(info, dict):
-        raise DataError(f"{path}: expected a JSON object, got {type(info).__name__}")
-    return info
+    if not isinstance(data, dict):
+        raise DataError(f"{path}: expected a JSON object, got {type(data).__name__}")
+    return data
 
 
 def _read_tasks_parquet(path: Path) -> dict[int, str]:

@@ -43,6 +43,8 @@ def describe(dataset: Dataset) -> RenderableType:
     parts.append(_dimensions("action", rows, statistics["action"], kind=action.kinds, unit=action.units))
     parts += [_cameras(dataset), _tasks(dataset)]
     notes = [*dataset.notes, *_odd_numbers("state", statistics["state"]), *_odd_numbers("action", statistics["action"])]
+    if isinstance(dataset, LeRobotDataset):
+        notes += dataset.compare_stored(statistics)
     if set(action.kinds) == {"unknown"}:
         notes.append(_meaning(dataset.spec, columns["state"], columns["action"]))
     if notes:
