@@ -239,8 +239,8 @@ def test_masks_made_in_inference_mode_serve_training(backend: Backend) -> None:
     layout = layouts.causal(9 if backend == "sdpa" else 10)
     q, k, v = inputs(layout, grad=True)
     with torch.inference_mode():
-        attention(q, k, v, layout=layout, backend=backend)
         dense = layout.dense()
+        attention(q, k, v, layout=layout, backend=backend)
     attention(q, k, v, layout=layout, backend=backend).sum().backward()
     assert torch.isfinite(q.grad).all()
     torch.where(dense, q[0, 0, :, :1], 0.0).sum().backward()  # autograd saves the mask itself here
