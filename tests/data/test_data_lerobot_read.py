@@ -11,6 +11,7 @@ from data_tools import DATA, EPISODES, change, edit_json, memory, record, spec, 
 from PIL import Image
 from test_data_video import counter, read
 
+from vola.data import lerobot_files
 from vola.data.lerobot import open_lerobot
 from vola.data.lerobot_meta import flat_names
 from vola.data.stats import compute_statistics
@@ -195,6 +196,19 @@ def test_a_camera_with_channels_first_and_a_depth_map(tmp_path) -> None:
     assert [(c.name, c.height, c.width) for c in data.spec.cameras] == [("top", 8, 8)]
     assert "depth map" in data.notes[0]
     assert data.frames("top", 0, [1]).shape == (1, 3, 8, 8)
+
+
+def test_pictures_in_many_blocks(tmp_path, monkeypatch) -> None:
+    """Blocks of one row group each, and all but one of them dropped again: the pictures stay those of their rows."""
+    data = memory((3, 5, 2, 4))
+    root = record(tmp_path / "set", data)
+    for size, kept in ((1, 1), (1, 4), (1500, 2)):
+        monkeypatch.setattr(lerobot_files, "_BLOCK_BYTES", size)
+        monkeypatch.setattr(lerobot_files, "_KEPT_BLOCKS", kept)
+        back = open_lerobot(root)
+        for e in (3, 1, 0, 2, 1):
+            every = range(data.episodes[e].length)
+            np.testing.assert_array_equal(back.frames("top", e, every), data.frames("top", e, every))
 
 
 def test_instruction_can_be_given_and_cameras_chosen(tmp_path) -> None:
