@@ -52,6 +52,9 @@ def test_stored_quantiles_that_are_not_those_of_the_rows_are_named(shared, tmp_p
     assert "(x: 62.49 stored, 89.99 exact)" in notes[3]
     ours = open_lerobot(record(tmp_path / "set", memory((3, 9, 4))))
     assert ours.compare_stored(compute_statistics(ours, [0, 1, 2])) == []
+    edit_json(tmp_path / "set/meta/stats.json", lambda s: s["action"].update(mean=[0.0, 0.0]))
+    assert "mean of action" in ours.compare_stored(compute_statistics(ours, [0, 1, 2]))[0]
+    assert ours.compare_stored(compute_statistics(ours, [0, 1])) == []
 
 
 def test_video_frames_are_those_of_the_rows(shared) -> None:

@@ -107,7 +107,9 @@ def test_rates_are_ratios() -> None:
     ]
 
 
-def in_child(pool: VideoPool, path: Path, queue: mp.Queue) -> None:
+def in_child(pool: VideoPool, path: Path, parents: VideoReader, queue: mp.Queue) -> None:
+    # A reader that came over the fork shares its file position with the parent.
+    assert pool.get(path) is not parents
     queue.put(read(pool.get(path).frames([100, 5])).tolist())
 
 
@@ -115,7 +117,7 @@ def test_a_pool_works_after_fork_and_after_pickling(clips) -> None:
     pool = VideoPool(size=1)
     assert read(pool.get(clips["gop3"]).frames([7])).tolist() == [7]
     queue = mp.get_context("fork").Queue()
-    child = mp.get_context("fork").Process(target=in_child, args=(pool, clips["gop3"], queue))
+    child = mp.get_context("fork").Process(target=in_child, args=(pool, clips["gop3"], pool.get(clips["gop3"]), queue))
     child.start()
     assert queue.get(timeout=30) == [100, 5]
     child.join(timeout=30)

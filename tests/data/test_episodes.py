@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from data_tools import memory, spec
 
-from vola.data.episodes import Episode, check_frames, check_selection, find_episode
+from vola.data.episodes import Episode, check_frames, check_selection, find_episode, split_episodes
 from vola.data.lerobot import open_lerobot
 from vola.data.lerobot_finalise import JOURNAL
 from vola.data.lerobot_write import LeRobotWriter
@@ -29,6 +29,11 @@ def test_selections_keep_their_order() -> None:
     assert [e.index for e in check_selection(data, np.array([8, 3]))] == [8, 3]
     with pytest.raises(DataError, match="episode 2"):
         check_selection(data, [3, 2])
+
+
+def test_a_split_does_not_depend_on_the_order_of_the_episodes() -> None:
+    forward, backward = memory((2,) * 9), memory((2,) * 9, ids=range(8, -1, -1))
+    assert split_episodes(forward, 0.3, seed=1) == split_episodes(backward, 0.3, seed=1)
 
 
 @pytest.mark.parametrize(

@@ -139,10 +139,12 @@ class LeRobotDataset:
         """Where ``meta/stats.json`` is off from the exact statistics by more than 2 % of a dimension's range.
 
         LeRobot 0.6 averages the quantiles of the episodes, which are not those of the pooled rows. Nothing here uses
-        the stored numbers; a policy trained elsewhere may. ``statistics``: of all episodes, absolute actions.
+        the stored numbers; a policy trained elsewhere may. ``statistics``: of absolute actions and all episodes (those
+        of a part cannot be compared and give no note).
         """
         path = self.root / "meta/stats.json"
-        if not path.is_file():
+        # Statistics of the episodes that have their video say nothing about stored ones of all episodes.
+        if not path.is_file() or set(statistics.episodes) != {e.index for e in self._meta.episodes}:
             return []
         stored = load_json(path)
         notes = []
