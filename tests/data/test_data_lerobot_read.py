@@ -1,4 +1,7 @@
-"""Sets made by others read back exactly, in every form they come in; rows keep their own frames whatever the clock."""
+"""Sets made by others read back exactly, in every form they come in; rows keep their own frames whatever the clock.
+
+Of D15 the way back to v2.1 does not apply: only v3.0 is written. Of D14 batches of instructions are in test_policy.
+"""
 
 import io
 import pickle

@@ -1,7 +1,7 @@
 """Statistics are exact and of the selected episodes only; the normaliser is one affine map, the same both ways.
 
-Public reports: N01, N03, N04, N07, N13, N15, R03 (statistics of the training part). N09, N11 and N12 concern
-checkpoints and are tested there; N06 is in test_lerobot_write.
+Public reports: N01, N03, N04, N07, N13, N15, R03 (statistics of the training part). N14 and N06 are in
+test_data_lerobot_write. N09, N11 and N12 do not apply: which statistics a policy carries is decided by checkpoints.
 """
 
 import json
