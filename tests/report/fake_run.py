@@ -161,7 +161,7 @@ def write_samples(file: Path, rng: np.random.Generator, side: int = SIDE) -> Non
     for i in range(2):
         for policy, n in (("pi0", 64), ("L2", 16)):
             ways = rng.choice([-1, 1], n) if policy == "pi0" else np.zeros(n)
-            paths = np.stack([_way(w, 0.03 * rng.standard_normal() * abs(w), 16) for w in ways]) * SIDE
+            paths = np.stack([_way(w, 0.03 * rng.standard_normal() * abs(w), 17) for w in ways]) * SIDE
             tensors[f"fan/{i}/{policy}/image"] = picture(_way(0, 0.0, 14)[i], SIDE)
             tensors[f"fan/{i}/{policy}/paths"] = paths.astype(np.float32)
             info[f"fan/{i}/{policy}"] = {"instruction": f"go to the {list(COLOURS)[i]} disc"}
@@ -211,20 +211,8 @@ def write_dataset_run(run: Path, rng: np.random.Generator, episodes: int = 12, H
 
 def heldout(rng: np.random.Generator, episodes: int, H: int) -> dict[str, Any]:
     """Errors of 14 arm joints: the policy is poor at the first steps and good later; holding is the reverse."""
-    names = tuple(
-        f"{side}_{joint}"
-        for side in ("left", "right")
-        for joint in (
-            "shoulder_pitch",
-            "shoulder_roll",
-            "shoulder_yaw",
-            "elbow",
-            "wrist_roll",
-            "wrist_pitch",
-            "wrist_yaw",
-        )
-    )
-    spec = ActionSpec(names, ("rad",) * 14, ("position",) * 14, 30.0)
+    names = ("left_shoulder_pitch", "left_elbow", "right_shoulder_pitch", "right_elbow")
+    spec = ActionSpec(names, ("rad",) * 4, ("position",) * 4, 30.0)
     windows, h = 40 * episodes, np.arange(1, H + 1)[None, :, None]
     shapes = {
         "policy": 0.016 + 0.0011 * h,
@@ -234,8 +222,8 @@ def heldout(rng: np.random.Generator, episodes: int, H: int) -> dict[str, Any]:
     }
     episode = np.repeat(np.arange(episodes) + 3, 40)
     hard = np.exp(0.25 * rng.standard_normal(episodes))[episode - 3][:, None, None]
-    joint = np.exp(0.35 * rng.standard_normal(14))[None, None]
-    error = {k: s * hard * joint * np.abs(1 + 0.4 * rng.standard_normal((windows, H, 14))) for k, s in shapes.items()}
+    joint = np.exp(0.35 * rng.standard_normal(4))[None, None]
+    error = {k: s * hard * joint * np.abs(1 + 0.4 * rng.standard_normal((windows, H, 4))) for k, s in shapes.items()}
     valid = np.ones((windows, H), bool)
     valid[39::40, H // 2 :] = False
-    return heldout_record(spec, error, valid, episode, np.ones(14))
+    return heldout_record(spec, error, valid, episode, np.ones(4))

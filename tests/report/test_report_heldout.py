@@ -103,7 +103,7 @@ def test_refusals(tmp_path: Path) -> None:
     good = json.loads((run / "heldout.json").read_text())
     for change, message in (
         (lambda r: r["baselines"]["hold"]["per_episode"].pop(), "'hold' on the policy's episodes"),
-        (lambda r: r["policy"]["per_step_dim"].pop(), r"policy, per_step_dim: .*\(4, 14\), got shape \(3, 14\)"),
+        (lambda r: r["policy"]["per_step_dim"].pop(), r"policy, per_step_dim: .*\(4, 4\), got shape \(3, 4\)"),
         (lambda r: r["units"].pop(), "one unit per dimension"),
         (lambda r: (r.pop("unit"), r["units"].__setitem__(0, "m")), "'unit' must say"),
         (lambda r: r["policy"]["per_episode"][0].update(mae="low"), r"per_episode\[0\]: expected a finite .*'mae'"),

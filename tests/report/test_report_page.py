@@ -180,9 +180,23 @@ def test_absent_records_leave_no_trace(tmp_path: Path) -> None:
 def test_run_without_environment_answers_with_heldout_error(tmp_path: Path) -> None:
     _, reader = read(write_dataset_run(tmp_path, np.random.default_rng(0)))
     assert reader.sections() == ["heldout", "learning", "layout", "speed", "used"]
-    assert "pi0.small predicts held-out actions to within 0.0" in reader.text
+    assert "On held-out actions pi0.small is off by 0.0" in reader.text
     assert "At steps 1–3 of 16 pi0.small does not beat holding the last action or linear extrapolation." in reader.text
     assert "88 of 100 episodes lack their video on disk and were left out." in reader.text
+
+
+def test_error_bars_stand_where_the_records_say_and_nameless_units_are_data_units(tmp_path: Path) -> None:
+    run = write_dataset_run(tmp_path, np.random.default_rng(0), 6, 4)
+    record = json.loads((run / "heldout.json").read_text())
+    write_json(run / "heldout.json", record | {"units": ["unknown"] * 4, "unit": "unknown"})
+    shown = sections.heldout(sections.read_records(run), np.random.default_rng(0))
+    assert shown is not None
+    assert shown["unit"] == "data units"
+    methods = {"policy": record["policy"], **record["baselines"]}
+    mae = np.array([np.mean([e["mae"] for e in method["per_episode"]]) for method in methods.values()])
+    assert [bar["name"] for bar in shown["bars"]] == ["pi0.small", "hold", "mean", "linear"]
+    assert [bar["at"] for bar in shown["bars"]] == pytest.approx(mae / mae.max() * 100 / 1.08, abs=0.01)
+    assert all(0 <= bar["low"] <= bar["at"] <= bar["high"] <= 100 for bar in shown["bars"])
 
 
 def test_run_without_any_evaluation(tmp_path: Path) -> None:
@@ -236,16 +250,16 @@ def test_same_records_same_page_and_no_leftover(tmp_path: Path) -> None:
 
 def test_page_stays_small_and_says_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = write_run(tmp_path, np.random.default_rng(0), episodes=8, side=8)
-    noise = np.random.default_rng(1).integers(0, 256, (24, 8, 128, 128, 3), dtype=np.uint8)  # cannot be compressed
+    noise = np.random.default_rng(1).integers(0, 256, (12, 8, 128, 128, 3), dtype=np.uint8)  # cannot be compressed
     tensors = {f"rollout/{i}/frames": frames for i, frames in enumerate(noise)}
     note = {"policy": "pi0", "instruction": "go", "success": True, "failure": ""}
-    save_file(tensors, run / "samples.safetensors", {"info": json.dumps({f"rollout/{i}": note for i in range(24)})})
+    save_file(tensors, run / "samples.safetensors", {"info": json.dumps({f"rollout/{i}": note for i in range(12)})})
     monkeypatch.setattr(animation, "SIZES", ((128, 50), (96, 40)))
-    monkeypatch.setattr("vola.report.sections.MOVIE_BYTES", 300_000)
+    monkeypatch.setattr("vola.report.sections.MOVIE_BYTES", 150_000)
     page, reader = read(run)
     shown = sum("live" in str(a.get("class")) for tag, a in reader.tags if tag == "img")
-    assert 0 < shown < 24
-    assert f"{24 - shown} recorded rollouts are left out" in reader.text
+    assert 0 < shown < 12
+    assert f"{12 - shown} recorded rollouts are left out" in reader.text
     assert len(page) < 1_200_000
 
 
@@ -299,8 +313,11 @@ def test_negative_losses_get_a_linear_axis(tmp_path: Path) -> None:
 def test_rates_never_round_to_certainty() -> None:
     from vola.report.words import number, percent, percent_range, ranges
 
-    plain = {k: percent(Rate(*k)).replace("\u00a0", " ") for k in ((199, 200), (200, 200), (1, 400), (5, 7), (9, 2000))}
-    assert list(plain.values()) == ["99.5 %", "100 %", "0.2 %", "71 %", "0.4 %"]
+    plain = {
+        (199, 200): "99.5 %", (200, 200): "100 %", (1, 400): "0.2 %", (5, 7): "71 %", (115, 200): "58 %",
+        (9, 2000): "0.5 %", (1, 9999): "< 0.1 %",
+    }  # fmt: skip
+    assert {k: percent(Rate(*k)).replace("\u00a0", " ") for k in plain} == plain
     assert percent_range(wilson(194, 200)) == "[93, 99]"  # 93.61 to 98.62, rounded outwards
     assert percent_range(wilson(0, 200)) == "[0, 2]"
     assert [number(v) for v in (0.0, 1523.4, 0.004312, 42.06, 1e-7, 200.0, 1360514)] == [

@@ -41,8 +41,8 @@ def test_a_good_run_comes_back(run: Path) -> None:
     assert np.isnan(records.rollouts[-1].plan_ms)  # the expert's latency was null
     assert records.clips[0].frames.shape == (14, 16, 16, 3)
     assert {(f.group, f.policy, f.paths.shape) for f in records.fans if f.group == "0"} == {
-        ("0", "pi0", (64, 16, 2)),
-        ("0", "L2", (16, 16, 2)),
+        ("0", "pi0", (64, 17, 2)),
+        ("0", "L2", (16, 17, 2)),
     }
 
 

@@ -25,7 +25,7 @@ from vola.theory.statistics import wilson
 
 WIDE, NARROW = 760, 350  # pixels; figures are made at 72 dpi so that one point is one pixel
 FONT = 12.5
-BINS = 100  # a loss curve of more points is shown as the median and the 10 to 90 % band of so many pieces
+BINS = 50  # a loss curve of more points is shown as the median and the 10 to 90 % band of so many pieces
 DASHES = {"hold": (0, (5, 2)), "mean": (0, (1.2, 1.8)), "linear": (0, (6, 2, 1.2, 2))}
 MARKS = {"policy": "o", "baseline": "s", "expert": "D"}
 _RC: dict[Any, Any] = {
@@ -57,7 +57,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Series:
-    """A line: x and y of equal length, an optional band (low, high), and how it looks."""
+    """A line: x and y of equal length, an optional band (low, high), and how it looks. ``end``: the name at its end."""
 
     label: str
     role: str
@@ -67,6 +67,7 @@ class Series:
     high: np.ndarray | None = None
     dash: str = ""
     mark: str = ""
+    end: str = ""
 
 
 def _chart(
@@ -97,7 +98,7 @@ def learning_curve(summary: Summary, log: Log, baseline: Log | None) -> Chart | 
     def paint(figure: Figure, narrow: bool) -> None:
         rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         left = 46
-        _margins(figure, left=left, right=96 if narrow else 116, top=28, bottom=42, gap=0.42)
+        _margins(figure, left=left, right=_label_room(figure, sum(panels, [])), top=28, bottom=42, gap=0.42)
         for axes, series in zip(rows, panels, strict=True):
             if series is losses:
                 _style(axes, "Loss, logarithmic" if _positive(series) else "Loss", left)
@@ -118,14 +119,17 @@ def learning_curve(summary: Summary, log: Log, baseline: Log | None) -> Chart | 
 
 
 def _losses(summary: Summary, log: Log, baseline: Log | None) -> list[Series]:
-    names = {role: next((p.name for p in summary.policies if p.role == role), role) for role in ("policy", "baseline")}
+    listed = {p.role: p.name for p in reversed(summary.policies)}
+    names = {"policy": listed.get("policy", summary.system), "baseline": listed.get("baseline", "baseline")}
     series = []
     for role, source in (("policy", log), ("baseline", baseline)):
         if source is not None and len(source.train):
             x, y, low, high = thinned(source.train, BINS)
-            series.append(Series(f"{names[role]} training", role, x, y, low, high))
+            end = "" if len(source.val) else names[role]
+            series.append(Series(f"{names[role]} training", role, x, y, low, high, end=end))
         if source is not None and len(source.val):
-            series.append(Series(f"{names[role]} held out", role, source.val[:, 0], source.val[:, 1], mark=MARKS[role]))
+            x, y = source.val[:, 0], source.val[:, 1]
+            series.append(Series(f"{names[role]} held out", role, x, y, mark=MARKS[role], end=names[role]))
     return series
 
 
@@ -151,7 +155,7 @@ def _successes(summary: Summary, log: Log, baseline: Log | None) -> list[Series]
             x, y = np.array([e.step for e in rows], float), np.array([100 * e.rate.rate for e in rows])
             low, high = np.array([100 * i.low for i in ends]), np.array([100 * i.high for i in ends])
             known = summary.role_of(name, role)
-            series.append(Series(name, known, x, y, low, high, mark=MARKS[known]))
+            series.append(Series(name, known, x, y, low, high, mark=MARKS[known], end=name))
     return series
 
 
@@ -175,14 +179,14 @@ def heldout_steps(heldout: HeldOut, name: str, intervals: Mapping[str, np.ndarra
         band = rows[:, 1:] if np.isfinite(rows).all() else np.full((heldout.H, 2), np.nan)
         label = name if method == "policy" else method
         dash = role if role in DASHES else ""
-        series.append(Series(label, role, x, rows[:, 0], band[:, 0], band[:, 1], dash=dash))
+        series.append(Series(label, role, x, rows[:, 0], band[:, 0], band[:, 1], dash=dash, end=label))
 
     def paint(figure: Figure, narrow: bool) -> None:
         axes = figure.subplots()
-        _margins(figure, left=52, right=70 if narrow else 100, top=28, bottom=46)
+        _margins(figure, left=52, right=_label_room(figure, series), top=28, bottom=46)
         _style(axes, f"Mean absolute error, {heldout.unit}", 52)
         _lines(axes, series)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, panel_top({m: rows[:, :1] for m, rows in intervals.items()}, 0))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
         second = f"steps ahead (one step = {number(1000 / heldout.rate)} ms)"
         _steps_axis(axes, second)
@@ -239,11 +243,10 @@ def panel_top(tables: Mapping[str, np.ndarray], a: int) -> float:
     return 1.15 * highest if highest > 0 else 1.0
 
 
-def leaves_panel(heldout: HeldOut) -> bool:
-    """Whether linear extrapolation leaves some panel of ``heldout_dims``."""
-    tables = {"policy": heldout.policy.per_step_dim} | {k: b.per_step_dim for k, b in heldout.baselines.items()}
+def leaves_panel(tables: Mapping[str, np.ndarray]) -> bool:
+    """Whether linear extrapolation leaves the panel of some column of ``tables`` (per method ``H A``)."""
     linear = tables.get("linear")
-    return linear is not None and any(linear[:, a].max() > panel_top(tables, a) for a in range(len(heldout.dims)))
+    return linear is not None and any(linear[:, a].max() > panel_top(tables, a) for a in range(linear.shape[1]))
 
 
 def _margins(
@@ -291,9 +294,19 @@ def _lines(axes: Axes, series: Sequence[Series]) -> None:
         )  # fmt: skip
 
 
+def _label_room(figure: Figure, series: Sequence[Series]) -> int:
+    """Pixels that the longest name at a line's end needs, at most 45 % of the figure."""
+    texts = [figure.text(0, 0, s.end, fontsize=FONT, weight="bold") for s in series]
+    widest = max(t.get_window_extent().width for t in texts)
+    for t in texts:
+        t.remove()
+    return int(min(14 + widest, 0.45 * figure.get_size_inches()[0] * 72))
+
+
 def _end_labels(figure: Figure, axes: Axes, series: Sequence[Series]) -> None:
-    """Every line's name at its right end, pushed apart where two would touch."""
-    figure.draw_without_rendering()  # settles the limits, so that data can be placed in pixels
+    """The names of the lines at their right ends, pushed apart where two would touch."""
+    series = [s for s in series if s.end]
+    axes.get_xlim(), axes.get_ylim()  # settles the limits, so that data can be placed in pixels
     right = axes.transAxes.transform((1, 0))[0]
     tops = [axes.transData.transform((s.x[-1], s.y[-1]))[1] for s in series]
     order = sorted(range(len(series)), key=lambda i: tops[i])
@@ -301,8 +314,10 @@ def _end_labels(figure: Figure, axes: Axes, series: Sequence[Series]) -> None:
     for i in order:
         placed.append(max(tops[i], placed[-1] + FONT + 2) if placed else tops[i])
     ceiling = axes.transAxes.transform((0, 1))[1]
-    overflow = max(placed[-1] - ceiling, 0.0)
+    for j in reversed(range(len(placed))):
+        placed[j] = min(placed[j], ceiling)
+        ceiling = placed[j] - FONT - 2
     for i, y in zip(order, placed, strict=True):
         s = series[i]
-        x, y = figure.transFigure.inverted().transform((right + 8, y - overflow))
-        figure.text(x, y, s.label, color=STAND_IN[s.role], va="center", fontsize=FONT, weight="bold")
+        x, y = figure.transFigure.inverted().transform((right + 8, y))
+        figure.text(x, y, s.end, color=STAND_IN[s.role], va="center", fontsize=FONT, weight="bold")

@@ -29,6 +29,7 @@ from vola.types import ActionSpec
 
 LEVEL = 0.95
 STANDARD = "training standard deviations"
+NAMELESS = {"unknown": "data units"}
 EXPLAIN = {
     "hold": "keeps the last known action",
     "mean": "always says the mean training action",
@@ -49,7 +50,8 @@ class Errors:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """``heldout.json``; all methods are measured on the same episodes. ``explain`` says what each baseline does."""
+    """``heldout.json``; all methods are measured on the same episodes. ``explain`` says what each baseline does; units
+    that the dataset does not name ("unknown") are called "data units"."""
 
     dims: tuple[str, ...]
     units: tuple[str, ...]
@@ -146,10 +148,12 @@ def read_heldout(run: Path) -> HeldOut | None:
     if not file.is_file():
         return None
     top = Fields(str(file), read_json(file))
-    dims, units, H = top.texts("dims"), top.texts("units"), int(top.take("H", int))
+    dims, H = top.texts("dims"), int(top.take("H", int))
+    units = tuple(NAMELESS.get(u, u) for u in top.texts("units"))
     if not dims or len(dims) != len(units):
         raise DataError(f"{file}: expected one unit per dimension, got {len(dims)} dims and {len(units)} units")
     unit = top.text("unit", units[0] if len(set(units)) == 1 else "")
+    unit = NAMELESS.get(unit, unit)
     if not unit:
         raise DataError(f"{file}: the dimensions have different units, so 'unit' must say what their mean is in")
     policy = _read_errors(Fields(f"{file}, policy", top.take("policy", dict)), H, len(dims))

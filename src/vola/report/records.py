@@ -8,9 +8,9 @@ Formats, one folder ``runs/<name>/`` (only ``summary.json`` must exist; a missin
     baseline/log.jsonl    the same of the baseline's training
     rollouts.parquet      one row per episode; columns in ``Rollout``
     samples.safetensors   "rollout/<i>/frames" uint8 L Y X 3; "fan/<i>/<policy>/image" uint8 Y X 3 and
-                          "fan/<i>/<policy>/paths" float32 n H 2 (x right, y down, in pixels of that image); header
-                          key "info": JSON {"rollout/<i>": {policy, instruction, success, failure, [rate]},
-                          "fan/<i>/<policy>": {instruction}}
+                          "fan/<i>/<policy>/paths" float32 n H+1 2 (x right, y down, in pixels of that image; the
+                          first point is where the plan starts); header key "info": JSON {"rollout/<i>": {policy,
+                          instruction, success, failure, [rate]}, "fan/<i>/<policy>": {instruction}}
     heldout.json          see ``heldout.py``
 
 Every reader raises DataError with the file, the key and what to do.
@@ -140,7 +140,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class Fan:
-    """n chunks sampled from one observation: ``paths`` float32 ``n H 2`` in pixels of ``image`` uint8 ``Y X 3``."""
+    """n chunks sampled from one observation: ``paths`` float32 ``n H+1 2`` in pixels of ``image`` uint8 ``Y X 3``."""
 
     group: str
     policy: str
@@ -367,9 +367,16 @@ def _fan(file: Path, key: str, tensors: Mapping[str, np.ndarray], note: Fields) 
     _, group, policy = key.split("/", 2)
     image, name = _picture(file, f"{key}/image", tensors, 3), f"{key}/paths"
     paths = tensors.get(name)
-    if paths is None or paths.ndim != 3 or paths.shape[2] != 2 or not paths.size or not np.isfinite(paths).all():
+    if (
+        paths is None
+        or paths.ndim != 3
+        or paths.shape[1] < 2
+        or paths.shape[2] != 2
+        or not paths.size
+        or not np.isfinite(paths).all()
+    ):
         got = "none" if paths is None else f"{paths.dtype} {paths.shape}"
-        raise DataError(f"{file}: expected finite numbers of shape (n, H, 2) under {name!r}, got {got}")
+        raise DataError(f"{file}: expected finite numbers of shape (n, H + 1, 2) under {name!r}, got {got}")
     return Fan(group, policy, image, np.asarray(paths, np.float32), note.text("instruction"))
 
 

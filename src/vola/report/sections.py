@@ -17,7 +17,7 @@ from vola.report import animation, charts, words
 from vola.report.heldout import HeldOut, compare, read_heldout, step_intervals
 from vola.report.records import Clip, Fan, Log, Rollout, Summary, read_log, read_rollouts, read_samples, read_summary
 from vola.report.theme import naive_role
-from vola.theory.statistics import Interval, Rate, mean_interval_over_episodes, wilson
+from vola.theory.statistics import Interval, Mean, Rate, mean_interval_over_episodes, wilson
 
 MOVIE_BYTES = 2_600_000  # of encoded clips; as text a third more
 MOST_FANS = 4
@@ -102,14 +102,19 @@ def learning(records: Records) -> dict[str, Any] | None:
         for log in logs
         for e in log.evaluations
     ]
-    return {"chart": chart, "table": table, "two_losses": records.baseline_log is not None}
+    return {
+        "chart": chart,
+        "table": table,
+        "two_losses": records.baseline_log is not None,
+        "held_out": len(records.log.val) > 0,
+    }
 
 
 def outcomes(records: Records) -> dict[str, Any] | None:
     """Success by task or instruction, and how the failures failed."""
     if not records.rollouts:
         return None
-    policies = list(dict.fromkeys(row.policy for row in records.rollouts))
+    policies = _policies(records)
     by_task = len({row.task for row in records.rollouts}) > 1
     counts: dict[str, dict[str, list[bool]]] = {}
     for row in records.rollouts:
@@ -118,7 +123,9 @@ def outcomes(records: Records) -> dict[str, Any] | None:
     table = []
     for key in sorted(counts)[:MOST_ROWS]:
         rates = {name: Rate(sum(own), len(own)) for name, own in counts[key].items()}
-        table.append((key, [_cell(rates.get(name)) for name in policies]))
+        sizes = {rate.n for rate in rates.values()}
+        same = words.number(sizes.pop(), 9) if len(sizes) == 1 and len(rates) == len(policies) else ""
+        table.append((key, same, [_cell(rates.get(name)) for name in policies]))
     macro = []
     for name in policies if by_task else ():
         own = [float(np.mean(c[name])) for c in counts.values() if name in c]
@@ -144,6 +151,12 @@ def _cell(rate: Rate | None) -> tuple[str, str, str]:
 
 def _range(rate: Rate) -> str:
     return words.percent_range(wilson(rate.successes, rate.n, words.LEVEL))
+
+
+def _policies(records: Records) -> list[str]:
+    """Names of the policies that were rolled out: first the policy, then baselines, then experts."""
+    names = dict.fromkeys(row.policy for row in records.rollouts)
+    return sorted(names, key=lambda name: words.ORDER[_role(records, name)])
 
 
 def _role(records: Records, policy: str) -> str:
@@ -187,8 +200,8 @@ def fans(records: Records) -> dict[str, Any] | None:
         members.sort(key=lambda f: words.ORDER[_role(records, f.policy)])
         pictures = []
         for fan in members:
-            n, H = fan.paths.shape[:2]
-            apart = f"{100 * animation.spread(fan):.0f}{words.NBSP}%"
+            n, H, spread = len(fan.paths), fan.paths.shape[1] - 1, animation.spread(fan)
+            apart = f"up to {100 * spread:.0f}{words.NBSP}% of the width apart" if spread >= 0.005 else "all the same"
             pictures.append(
                 {
                     "policy": fan.policy,
@@ -203,7 +216,7 @@ def fans(records: Records) -> dict[str, Any] | None:
                     "H": H,
                     "spread": apart,
                     "alt": f"{n} chunks of {H} steps sampled from {fan.policy} for one picture, told "
-                    f"\u201c{fan.instruction}\u201d; they spread over up to {apart} of the picture's width",
+                    f"\u201c{fan.instruction}\u201d; {apart}",
                 }
             )
         shown.append({"instruction": members[0].instruction, "pictures": pictures})
@@ -251,12 +264,27 @@ def heldout(records: Records, rng: np.random.Generator) -> dict[str, Any] | None
         "weak": words.weak_steps(name, found.H, comparisons),
         "closer_but": words.closer_but_fails(records.summary, comparisons),
         "rows": rows,
+        "bars": _error_bars(rows, [own, *(c.error for c in comparisons)]),
         "steps": charts.heldout_steps(found, name, intervals, roles),
         "dims": charts.heldout_dims(found, name, roles),
-        "off_scale": charts.leaves_panel(found),
+        "off_scale": charts.leaves_panel({key: errors.per_step_dim for key, errors in methods.items()}),
+        "leaves": charts.leaves_panel({key: rows[:, :1] for key, rows in intervals.items()}),
         "table": _dimension_table(found),
         "columns": [(r[0], r[1]) for r in rows],
     }
+
+
+def _error_bars(rows: Sequence[tuple[str, ...]], means: Sequence[Mean]) -> list[dict[str, Any]]:
+    """Errors with intervals, in percent of a bar as wide as the largest of them (an interval may be cut off)."""
+    scale = 100 / max(1e-300, *(1.08 * mean.value for mean in means))
+    made = []
+    for (role, name, explain, value, span, *_), mean in zip(rows, means, strict=True):
+        known = np.isfinite(mean.interval.low)
+        ends = (mean.interval.low, mean.interval.high) if known else (mean.value, mean.value)
+        low, high = (round(float(np.clip(scale * end, 0, 100)), 2) for end in ends)
+        bar = {"role": role, "name": name, "explain": explain, "value": value, "range": span}
+        made.append(bar | {"low": low, "high": high, "at": round(scale * mean.value, 2)})
+    return made
 
 
 def verdict(interval: Interval) -> str:
@@ -309,7 +337,7 @@ def speed(records: Records) -> dict[str, Any] | None:
         more = "".join(f"; {label} {words.number(value)}" for label, value in others)
         tiles.append((words.number(ms), "ms", f"one plan, {first}{more}"))
     latency = []
-    for name in dict.fromkeys(row.policy for row in records.rollouts):
+    for name in _policies(records):
         own = np.array([row.plan_ms for row in records.rollouts if row.policy == name])
         own = own[np.isfinite(own)]
         if own.size:
@@ -321,7 +349,7 @@ def speed(records: Records) -> dict[str, Any] | None:
 def used(records: Records) -> dict[str, Any]:
     """What was used: everything a reader needs to doubt or repeat the result."""
     s, d = records.summary, records.summary.dataset
-    run = [("system", s.system), ("system fingerprint", s.fingerprint), ("environment", s.env or "none")]
+    run = [("system", s.system), ("fingerprint", s.fingerprint), ("environment", s.env or "none")]
     data = []
     if d is not None:
         sizes = f"{words.text(d.episodes, True)} episodes, {words.text(d.frames, True)} frames"
@@ -330,28 +358,28 @@ def used(records: Records) -> dict[str, Any]:
     told = sorted({row.instruction for row in records.rollouts} | set(s.instructions))
     data += [("cameras", words.joined(s.cameras))] if s.cameras else []
     groups = [
-        ("Run", run, True),
-        ("Data", data, True),
-        ("Seeds", words.flat(s.seeds), True),
-        ("Start states", starts(records.rollouts), True),
-        ("Normalisation", words.flat(s.normaliser), True),
-        ("Parameters", words.flat(s.parameters, True), True),
-        ("Versions", words.flat(s.versions), False),
+        ("Run", run),
+        ("Data", data),
+        ("Seeds", words.flat(s.seeds)),
+        ("Start states", starts(records.rollouts, _policies(records))),
+        ("Normalisation", words.flat(s.normaliser)),
+        ("Parameters", words.flat(s.parameters, True)),
+        ("Versions", words.flat(s.versions)),
     ]
     return {
         "notes": d.notes if d else (),
         "command": shlex.join(s.command),
-        "groups": [(title, [r for r in rows if r[1]], opened) for title, rows, opened in groups if rows],
+        "groups": [(title, [r for r in rows if r[1]]) for title, rows in groups if rows],
         "instructions": told[:MOST_ROWS],
         "more_instructions": max(0, len(told) - MOST_ROWS),
         "sources": s.sources,
     }
 
 
-def starts(rollouts: Sequence[Rollout]) -> list[tuple[str, str]]:
+def starts(rollouts: Sequence[Rollout], policies: Sequence[str]) -> list[tuple[str, str]]:
     """Which start states each policy was given: a digest over the sorted hashes, so equal digests = equal sets."""
     rows, digests = [], set()
-    for name in dict.fromkeys(row.policy for row in rollouts):
+    for name in policies:
         hashes = sorted(row.start_hash for row in rollouts if row.policy == name)
         digest = hashlib.sha256("\n".join(hashes).encode()).hexdigest()[:16]
         distinct = len(set(hashes))

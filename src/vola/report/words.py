@@ -20,7 +20,7 @@ ORDER = {role: i for i, role in enumerate(ROLES)}
 
 def percent(rate: Rate) -> str:
     """ "97 %"; one decimal where whole percents would turn a near miss into 0 or 100, or where n >= 1000 earns it."""
-    exact = 100 * rate.rate
+    exact = 100 * rate.successes / rate.n  # in this order: 100 * 115 / 200 is 57.5, 100 * (115 / 200) is below it
     whole = f"{exact:.0f}"
     if rate.n >= 1000 or (whole in ("0", "100") and exact not in (0, 100)):
         whole = f"{exact:.1f}"
@@ -129,7 +129,7 @@ def heldout_sentence(comparisons: Sequence[Comparison]) -> str:
     lost = [naive(c.baseline) for c in comparisons if c.difference.interval.low > 0]
     undecided = [naive(c.baseline) for c in comparisons if 0 in c.difference.interval]
     parts = [f"closer than {joined(won)}"] if won else []
-    parts += [f"less close than {joined(lost)}"] if lost else []
+    parts += [f"farther off than {joined(lost)}"] if lost else []
     parts += [f"not distinguishable from {joined(undecided, 'or')}"] if undecided else []
     return joined(parts, "but") if parts else ""
 
