@@ -157,3 +157,23 @@ def test_padding_keeps_the_aspect_ratio(size, inner) -> None:
 def test_wrong_images_are_refused(change, match) -> None:
     with pytest.raises(InputError, match=match):
         resize_images(**{"images": noise(), "height": 8, "width": 8, **change})
+
+
+class Scale:
+    """A step that does not commute with RelativeActions."""
+
+    def encode(self, observation, actions):
+        return 2 * actions
+
+    def decode(self, observation, actions):
+        return actions / 2
+
+
+def test_steps_are_undone_in_reverse_order() -> None:
+    state = np.array([[[1.0, 5.0]]], np.float32)
+    observation = Observation({}, {}, state, np.ones((1, 1), bool), ("a b",))
+    actions = np.array([[[3.0], [4.0]]], np.float32)
+    both = Transforms((Scale(), RelativeActions(((0, 0),))))
+    encoded = both.encode(observation, actions)
+    np.testing.assert_array_equal(encoded[0, :, 0], [5, 7])
+    np.testing.assert_array_equal(both.decode(observation, encoded), actions)

@@ -16,11 +16,13 @@ from vola.types import RobotSpec
 
 @dataclass(frozen=True)
 class Episode:
-    """One demonstration: its number in the dataset, its length L in frames, and what was asked for."""
+    """One demonstration: its number in the dataset, its length L in frames, what was asked for, and the cameras whose
+    pictures are missing from it (``blind``; numbers are whole)."""
 
     index: int
     length: int
     instruction: str
+    blind: tuple[str, ...] = ()
 
 
 class Dataset(Protocol):
@@ -171,7 +173,7 @@ def split_episodes(dataset: Dataset, val_fraction: float, seed: int) -> tuple[tu
         groups[episode.instruction].append(episode.index)
     names = sorted(groups)
     quota = {k: len(groups[k]) * val_fraction for k in names}
-    take = {k: min(int(quota[k]), len(groups[k]) - 1) for k in names}
+    take = {k: int(quota[k]) for k in names}  # below the group's size, as the fraction is below 1
     budget = min(max(1, round(n * val_fraction)), n - 1)
     while sum(take.values()) < budget:
         spare = [k for k in names if take[k] < len(groups[k]) - 1] or [k for k in names if take[k] < len(groups[k])]

@@ -53,7 +53,7 @@ class LeRobotDataset:
             for e, s in zip(entries, self._starts, strict=True)
         ]
         self.episodes: tuple[Episode, ...] = tuple(
-            Episode(e.index, e.length, t) for e, t in zip(entries, texts, strict=True)
+            Episode(e.index, e.length, t, _blind(meta, spec, e)) for e, t in zip(entries, texts, strict=True)
         )
 
     def column(self, name: str, episode_index: int) -> np.ndarray:
@@ -86,6 +86,8 @@ class LeRobotDataset:
             )
         place = find_episode(self.episodes, episode_index)
         check_frames(self.episodes[place], frames)
+        if camera in self.episodes[place].blind:
+            raise DataError(f"episode {episode_index}: camera {camera!r} has no pictures in it (its video is missing)")
         entry, start, key = self._entries[place], self._starts[place], self._meta.cameras[camera]
         if key in entry.videos:
             span = entry.videos[key]
@@ -120,7 +122,8 @@ class LeRobotDataset:
         for entry in self._entries:
             for name in ("state", "action"):
                 digest.update(np.ascontiguousarray(self.column(name, entry.index)).tobytes())
-            media.update([v.path for k, v in entry.videos.items() if k in used] or [entry.data])
+            videos = [v.path for k, v in entry.videos.items() if k in used and v.path.is_file()]
+            media.update(videos or [entry.data])
         for path in sorted(media):
             digest.update(f"{path.relative_to(self.root)} {path.stat().st_size}".encode())
         return digest.hexdigest()[:16]
@@ -200,7 +203,7 @@ def open_lerobot(
     path: str | Path,
     *,
     cameras: Sequence[str] | None = None,
-    missing_video: Literal["skip", "refuse"] = "skip",
+    missing_video: Literal["skip", "blind", "refuse"] = "skip",
     tolerance_s: float = 1e-4,
     instruction: str | None = None,
 ) -> LeRobotDataset:
@@ -209,15 +212,16 @@ def open_lerobot(
     A recording of ours that was killed is first completed with the episodes it had finished (see ``recover``).
 
     cameras: names to use ("top"), default all colour cameras; ``()`` reads numbers only, also of episodes whose video
-    is missing. missing_video: leave such episodes out and say so in ``notes``, or refuse. tolerance_s: how far a
-    row's time may be from frame / fps. instruction: replaces the dataset's own task texts.
+    is missing. missing_video: "skip" leaves such episodes out, "blind" keeps their numbers and marks the camera's
+    pictures as missing (``Episode.blind``), both with a sentence in ``notes``; "refuse" raises. tolerance_s: how far
+    a row's time may be from frame / fps. instruction: replaces the dataset's own task texts.
 
     Raises:
         DataError: any fault in the files, naming file, episode, frame or key.
         ConfigError: unknown camera or option.
     """
-    if missing_video not in ("skip", "refuse"):
-        raise ConfigError(f"missing_video: expected 'skip' or 'refuse', got {missing_video!r}")
+    if missing_video not in ("skip", "blind", "refuse"):
+        raise ConfigError(f"missing_video: expected 'skip', 'blind' or 'refuse', got {missing_video!r}")
     if instruction is not None and (not isinstance(instruction, str) or not instruction.strip()):
         raise ConfigError(f"instruction: expected one sentence, got {instruction!r}")
     recovered = recover(Path(path))
@@ -229,7 +233,7 @@ def open_lerobot(
     notes = [*recovered, *meta.notes, *notes]
     entries = list(meta.episodes)
     if chosen:
-        entries, remark = _with_video(meta, chosen, refuse=missing_video == "refuse")
+        entries, remark = _with_video(meta, chosen, missing_video)
         notes += remark
     return LeRobotDataset(meta, spec, entries, tolerance_s, instruction, notes)
 
@@ -246,7 +250,15 @@ def _check_coverage(meta: Meta, files: dict[Path, DataFile]) -> None:
             )
 
 
-def _with_video(meta: Meta, cameras: tuple[str, ...], refuse: bool) -> tuple[list[EpisodeEntry], list[str]]:
+def _blind(meta: Meta, spec: RobotSpec, entry: EpisodeEntry) -> tuple[str, ...]:
+    """Cameras whose video of this episode is not on the disk."""
+    videos = {c.name: entry.videos.get(meta.cameras[c.name]) for c in spec.cameras}
+    return tuple(name for name, span in videos.items() if span is not None and not span.path.is_file())
+
+
+def _with_video(
+    meta: Meta, cameras: tuple[str, ...], missing_video: Literal["skip", "blind", "refuse"]
+) -> tuple[list[EpisodeEntry], list[str]]:
     there: dict[Path, bool] = {}
     keys = [meta.cameras[c] for c in cameras]
     kept, missing = [], []
@@ -261,10 +273,16 @@ def _with_video(meta: Meta, cameras: tuple[str, ...], refuse: bool) -> tuple[lis
         return kept, []
     first, path = missing[0]
     count = f"{len(missing)} of {len(meta.episodes)} episodes lack a video (first: episode {first.index}, {path}"
-    if refuse or not kept:
+    if missing_video == "blind":
+        return list(meta.episodes), [f"{count}); their numbers are used, their pictures count as missing"]
+    if missing_video == "refuse" or not kept:
         raise DataError(
             f"{path}: expected this video of episode {first.index}, found none; {count}). Fetch the videos"
-            + ("." if not kept else ", or leave these episodes out with missing_video='skip'.")
+            + (
+                "."
+                if not kept
+                else ", or leave these episodes out with missing_video='skip', or 'blind' to use their numbers."
+            )
         )
     return kept, [f"{count}) and are left out; {len(kept)} remain"]
 

@@ -72,6 +72,7 @@ class Windows:
         self._first = first
         self._ids = np.array([e.index for e in self.episodes], np.int64)
         self._instructions = np.array([e.instruction for e in self.episodes], dtype=object)
+        self._sighted = {c.name: np.array([c.name not in e.blind for e in self.episodes]) for c in cameras}
         self._back = np.arange(-T + 1, 1)
         self._ahead = np.arange(H)
         self._cache = _FrameCache(self, cache_bytes)
@@ -102,7 +103,7 @@ class Windows:
         place = self._place[index]
         observation = Observation(
             images={c.name: self._cache.get(c.name, back) for c in self.spec.cameras},
-            images_valid={c.name: seen.copy() for c in self.spec.cameras},
+            images_valid={c.name: seen & self._sighted[c.name][place, None] for c in self.spec.cameras},
             state=self._state[back],
             state_valid=seen,
             instruction=tuple(self._instructions[place].tolist()),
@@ -120,7 +121,8 @@ class Windows:
     @property
     def cached(self) -> tuple[int, int]:
         """(frames in the cache, frames that the samples need), over all cameras."""
-        return self._cache.count, len(self._cache.needed) * len(self.spec.cameras)
+        needed = self._cache.needed
+        return self._cache.count, sum(int(self._cache._sighted_rows(c.name)[needed].sum()) for c in self.spec.cameras)
 
 
 def _starts(episode: Episode, stride: int, starts: Mapping[int, np.ndarray] | None) -> np.ndarray:
@@ -157,7 +159,7 @@ def _pool(dataset: Dataset, episodes: Sequence[Episode], name: str) -> np.ndarra
 
 
 class _FrameCache:
-    """Resized frames by row, at most ``limit`` bytes over all cameras; allocated on first use."""
+    """Resized frames by row, at most ``limit`` bytes over all cameras; the memory is taken as it fills."""
 
     def __init__(self, windows: Windows, limit: int) -> None:
         self._windows = windows
@@ -166,9 +168,16 @@ class _FrameCache:
         cameras = windows.spec.cameras
         frame_bytes = sum(3 * c.height * c.width for c in cameras)
         self._capacity = min(len(self.needed), limit // frame_bytes) if cameras else 0
-        self._slot = {c.name: np.full(windows._first[-1], -1, np.int64) for c in cameras}
+        # One black frame, behind the others, stands for all pictures of the episodes that a camera missed.
+        self._slot = {
+            c.name: np.where(self._sighted_rows(c.name), -1, self._capacity).astype(np.int64) for c in cameras
+        }
         self._used = {c.name: 0 for c in cameras}
-        self._store: dict[str, np.ndarray] = {}
+        self._store = {c.name: np.zeros((self._capacity + 1, 3, c.height, c.width), np.uint8) for c in cameras}
+
+    def _sighted_rows(self, camera: str) -> np.ndarray:
+        windows = self._windows
+        return np.repeat(windows._sighted[camera], np.diff(windows._first))
 
     @property
     def count(self) -> int:
@@ -225,8 +234,6 @@ class _FrameCache:
         room = min(self._capacity - used, len(rows))
         if room <= 0:
             return
-        if camera not in self._store:
-            self._store[camera] = np.empty((self._capacity, *frames.shape[1:]), np.uint8)
         self._store[camera][used : used + room] = frames[:room]
         self._slot[camera][rows[:room]] = np.arange(used, used + room)
         self._used[camera] = used + room
