@@ -156,6 +156,14 @@ def test_softmax_of_the_reference_is_in_float32() -> None:
     assert not ((narrow - exact).abs() <= rounding).all()
 
 
+def test_gradients_are_those_of_the_formula() -> None:
+    """Finite differences in doubles, with padding, grouped heads and rows without any key."""
+    layout = LAYOUTS["lonely"]
+    leaves = [x.double().requires_grad_() for x in (y.detach() for y in inputs(layout, Hq=2, Hk=1, d=2))]
+    valid = padding(layout)
+    assert torch.autograd.gradcheck(lambda *qkv: attention(*qkv, layout=layout, valid=valid), leaves)
+
+
 # --- what must change nothing ------------------------------------------------------------------------------------
 
 
@@ -253,6 +261,8 @@ def test_masks_made_in_inference_mode_serve_training(backend: Backend) -> None:
     ("change", "error", "says"),
     [
         (lambda a: a | {"q": a["q"][:, :, 1:]}, InputError, r"q: expected shape \(B Hq N d\) with N=13"),
+        (lambda a: a | {"q": a["q"][0]}, InputError, r"q: expected shape \(B Hq N d\), got \(4, 13, 4\)"),
+        (lambda a: a | {"k": a["k"][0]}, InputError, r"k: expected shape \(B Hk M d\), got \(2, 13, 4\)"),
         (lambda a: a | {"k": a["k"][:, :, 1:]}, InputError, r"k: expected shape .*M=13.*got \(2, 2, 12, 4\)"),
         (lambda a: a | {"v": a["v"][..., 1:]}, InputError, "v: expected shape"),
         (lambda a: a | {"v": a["v"][:, :1]}, InputError, "v: expected shape .*Hk=2"),

@@ -7,7 +7,7 @@ pass can share; attending is the arithmetic. Source: Vaswani et al. (arXiv 1706.
 Ainslie et al. (arXiv 2305.13245).
 
 A query with no permitted key has no softmax. Its output is zero, and its gradients are zero, in every backend.
-Keys that are not permitted change nothing as long as they and their values are finite; the reference backend also
+Keys that are not permitted change nothing as long as their scores and values are finite; the reference backend also
 ignores NaN in keys and values that are not ``valid``.
 """
 
@@ -150,6 +150,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = No
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> None:
+    if q.ndim != 4 or k.ndim != 4:
+        expect_shape("q", q, "B Hq N d")
+        expect_shape("k", k, "B Hk M d")
     (B, Hq, N, d), (Bk, Hk, M, dk) = q.shape, k.shape
     fits = (B, N, M, d) == (Bk, mask.N, mask.M, dk) and k.shape == v.shape and Hq % Hk == 0
     if fits and (mask.valid is None or mask.valid.shape[0] == B):
