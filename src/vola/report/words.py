@@ -111,7 +111,9 @@ def paired_sentence(summary: Summary, rollouts: Sequence[Rollout]) -> str:
 
 
 def _points(found: Paired) -> str:
-    return f"{100 * found.difference:+.0f}{NBSP}points {percent_range(found.interval)}".replace("-", "\u2212")
+    return f"{100 * found.difference:+.0f}{NBSP}points {percent_range(found.interval).replace(' ', NBSP)}".replace(
+        "-", "\u2212"
+    )
 
 
 def _p_value(p: float) -> str:
