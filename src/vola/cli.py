@@ -45,6 +45,7 @@ def train(
     evaluate_every: int = 0,
     relative: bool = False,
     instruction: str | None = None,
+    missing_video: Literal["skip", "blind", "refuse"] = "skip",
     set: Overrides = (),
     resume: bool = False,
     role: Literal["policy", "baseline"] = "policy",
@@ -63,7 +64,8 @@ def train(
         eval_episodes: start states of the final closed-loop evaluation.
         evaluate_every: also evaluate (50 start states) every so many steps; 0 is only at the end.
         relative: learn actions as offsets from the current state where both share a name.
-        instruction: sentence for a dataset that has none.
+        instruction: sentence for a dataset that has none, or instead of its own.
+        missing_video: episodes whose video is absent: leave them out, use their numbers without pictures, or refuse.
         set: settings to override, e.g. --set H=32 train.steps=500 head.steps=5 (see `vola show pi0`).
         resume: continue the run in `out`.
         role: how the report shows it beside others.
@@ -84,6 +86,7 @@ def train(
         eval_episodes=eval_episodes,
         relative=relative,
         instruction=instruction,
+        missing_video=missing_video,
         changes=parse_overrides(set),
         schedule=Schedule(evaluate=evaluate_every, progress=sys.stderr.isatty()),
         resume=resume,
@@ -152,12 +155,12 @@ def show(what: Positional[str], size: Literal["tiny", "small", "full"] = "small"
     print(text(what, size))
 
 
-def data_info(path: Positional[Path], missing_video: Literal["skip", "refuse"] = "skip") -> None:
+def data_info(path: Positional[Path], missing_video: Literal["skip", "blind", "refuse"] = "skip") -> None:
     """Describe a LeRobot dataset: episodes, rates, dimensions with units and ranges, cameras, tasks, oddities.
 
     Args:
         path: folder of the dataset.
-        missing_video: leave out episodes whose video is absent, or refuse the dataset.
+        missing_video: episodes whose video is absent: leave them out, use their numbers without pictures, or refuse.
     """
     from rich.console import Console
 

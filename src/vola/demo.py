@@ -28,12 +28,12 @@ from vola.workflow import EVALUATION_SEED, closed_loop, collect, console, expert
 
 TASK = "vola/Detour-v0"
 CLAIM = (
-    "Half of the demonstrations pass the wall on the left and half on the right. A head that predicts one answer "
+    "Half of the demonstrations pass the wall on the left, half on the right. A head that predicts one answer "
     "averages them and drives into the wall; a head that samples picks a side."
 )
 FANS = 3
-# Training windows start where a policy that executes k = 4 steps looks. With windows from every frame, regression learns
-# from the frames right after the choice to lean to the side it already drifts to, and gets through more than half the time.
+# Training windows start where a policy that executes k = 4 steps looks. With windows from every frame, regression
+# learns from the frames right after the choice to lean to the side it already drifts to, and often gets through.
 STRIDE = 4
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from vola.data.episodes import Dataset, check_selection
 from vola.data.stats import Normaliser, Statistics, compute_statistics
 from vola.data.transforms import Transforms
-from vola.errors import CheckpointError, ConfigError
+from vola.errors import CheckpointError, ConfigError, DataError
 from vola.tokenizers.text import TextTokenizer
 from vola.types import RobotSpec
 
@@ -97,7 +97,8 @@ def fit(dataset: Dataset, episodes: Sequence[int], H: int, transforms: Transform
     """Fit on exactly these (training) episodes; no other episode is read.
 
     Raises:
-        DataError: non-finite values. InputError: no episode, or no instruction with a word in it.
+        DataError: non-finite values, or a camera without any picture.
+        InputError: no episode, or no instruction with a word in it.
     """
     chosen = check_selection(dataset, episodes)
     instructions = tuple(dict.fromkeys(e.instruction for e in chosen))
@@ -112,7 +113,13 @@ def fit(dataset: Dataset, episodes: Sequence[int], H: int, transforms: Transform
 
 def _brightness(dataset: Dataset, camera: str, episodes: Sequence[int]) -> Pixels:
     """Channel mean and standard deviation over evenly spread frames, in [-1, 1]."""
-    lengths = {e.index: e.length for e in dataset.episodes}
+    lengths = {e.index: e.length for e in dataset.episodes if camera not in e.blind}
+    episodes = [e for e in episodes if e in lengths]
+    if not episodes:
+        raise DataError(
+            f"camera {camera!r}: expected pictures in at least one training episode, found none. Fetch its videos, or "
+            "leave the camera out."
+        )
     spread = np.unique(np.linspace(0, len(episodes) - 1, min(PIXEL_FRAMES, len(episodes))).round().astype(int))
     each = max(1, PIXEL_FRAMES // len(spread))
     pixels = []

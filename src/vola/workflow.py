@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -162,6 +162,7 @@ def train_run(
     eval_episodes: int = 200,
     relative: bool = False,
     instruction: str | None = None,
+    missing_video: Literal["skip", "blind", "refuse"] = "skip",
     changes: Mapping[str, Any] | None = None,
     schedule: Schedule | None = None,
     resume: bool = False,
@@ -184,7 +185,7 @@ def train_run(
         if not folder.exists():
             collect(data, folder, episodes)
         data = str(folder)
-    dataset = open_lerobot(data, instruction=instruction)
+    dataset = open_lerobot(data, instruction=instruction, missing_video=missing_video)
     for note in dataset.notes:
         console.print(f"[yellow]note:[/] {note}")
     ready = prepare(dataset, system=system, size=size, val=val, relative=relative, changes=changes)
