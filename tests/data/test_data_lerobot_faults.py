@@ -182,7 +182,7 @@ def test_wrong_options_are_refused(tmp_path) -> None:
     for options, match in (
         ({"cameras": ("wrist",)}, "some of .*'top'.*'wrist'"),
         ({"cameras": "top"}, "some of"),
-        ({"missing_video": "ignore"}, "'skip' or 'refuse'"),
+        ({"missing_video": "ignore"}, "missing_video: expected 'skip'.*'ignore'"),
         ({"instruction": " "}, "one sentence"),
         ({"instruction": ["a"]}, "one sentence"),
     ):
