@@ -65,7 +65,7 @@ def train(
         evaluate_every: also evaluate (50 start states) every so many steps; 0 is only at the end.
         relative: learn actions as offsets from the current state where both share a name.
         instruction: sentence for a dataset that has none, or instead of its own.
-        missing_video: episodes whose video is absent: leave them out, use their numbers without pictures, or refuse.
+        missing_video: episodes whose video is absent: leave out, use their numbers without pictures, or refuse.
         set: settings to override, e.g. --set H=32 train.steps=500 head.steps=5 (see `vola show pi0`).
         resume: continue the run in `out`.
         role: how the report shows it beside others.
@@ -74,10 +74,9 @@ def train(
     from vola.train.loop import Schedule
     from vola.workflow import train_run
 
-    folder = out or Path("runs") / f"{system}-{Path(data).name}"
     run = train_run(
         data,
-        folder,
+        out or Path("runs") / f"{system}-{Path(data).name}",
         system=system,
         size=size,
         val=val,

@@ -29,7 +29,7 @@ from vola.workflow import EVALUATION_SEED, closed_loop, collect, console, expert
 TASK = "vola/Detour-v0"
 CLAIM = (
     "Half of the demonstrations pass the wall on the left, half on the right. A head that predicts one answer "
-    "averages them and drives into the wall; a head that samples picks a side."
+    "averages them and, wherever both ways are open, drives into the wall; a head that samples picks a side."
 )
 FANS = 3
 # Training windows start where a policy that executes k = 4 steps looks. With windows from every frame, regression
@@ -123,7 +123,7 @@ def _merge(out: Path, begun: float) -> dict[str, Any]:
     """One run folder out of the two: pi0 is the run, regression its baseline, and the expert the ceiling."""
     loaded = {name: checkpoint.load(out / name) for name in ("pi0", "regression")}
     filmed = {n: closed_loop(c.policy, TASK, c.system, episodes=3, film=range(3)) for n, c in loaded.items()}
-    expert = expert_loop(TASK, episodes=1, film=range(1))
+    expert = expert_loop(TASK, episodes=3, film=range(3))
     fans = [
         {n: fan(c.policy, make_tabletop(TASK), EVALUATION_SEED + i) for n, c in loaded.items()} for i in range(FANS)
     ]
@@ -146,6 +146,12 @@ def _merge(out: Path, begun: float) -> dict[str, Any]:
         "minutes": (time.perf_counter() - begun) / 60,
         "command": ["vola", "demo", "--out", str(out)],
     }
+    summary["seeds"]["demonstrations"] = f"0 ... {summary['dataset']['episodes'] // 2 - 1}, each on both sides"
+    record: dict[str, Any] = json.loads((out / "pi0" / "heldout.json").read_text())
+    beside: dict[str, Any] = json.loads((out / "regression" / "heldout.json").read_text())
+    record["baselines"] = {"regression": beside["policy"], **record["baselines"]}
+    record["explain"] = {"regression": "trained on the same demonstrations"}
+    (out / "heldout.json").write_text(json.dumps(record))
     (out / "summary.json").write_text(json.dumps(summary, indent=2))
     (out / "log.jsonl").write_bytes((out / "pi0" / "log.jsonl").read_bytes())
     (out / "baseline").mkdir(exist_ok=True)

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from vola import checkpoint
 from vola.cite import bibliography
 from vola.data.episodes import Dataset
+from vola.data.stats import Normaliser
 from vola.data.windows import Windows
 from vola.fit import Fitted
 from vola.model.layers import count_parameters
@@ -83,9 +84,9 @@ def summarise(
             "val_episodes": len(ready.val.episodes) if ready.val else 0,
         },
         "normaliser": {
-            "state": f"{system.normalise_state}, constant: {_names(state.names, state.constant)}",
-            "action": f"{system.normalise_actions}, constant: {_names(action.names, action.constant)}",
-            "action representation": "relative to the state" if system.transforms.steps else "absolute",
+            "state": _scales(state, system.normalise_state),
+            "action": _scales(action, system.normalise_actions),
+            "actions are": "relative to the state" if system.transforms.steps else "absolute",
         },
         "parameters": {
             "total": count_parameters(policy),
@@ -98,8 +99,11 @@ def summarise(
     }
 
 
-def _names(names: Sequence[str], dims: Sequence[int]) -> str:
-    return ", ".join(names[d] for d in dims) or "none"
+def _scales(normaliser: Normaliser, kind: str) -> dict[str, str]:
+    """Kind, constant dimensions, and per dimension what is subtracted and divided by."""
+    constant = ", ".join(normaliser.names[d] for d in normaliser.constant) or "none"
+    rows = zip(normaliser.names, normaliser.shift, normaliser.scale, strict=True)
+    return {"kind": kind, "constant": constant} | {n: f"(x - {shift:.4g}) / {scale:.4g}" for n, shift, scale in rows}
 
 
 def result_of(rollouts: Rollouts, system: System) -> dict[str, Any]:

@@ -13,10 +13,11 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
+from vola.cite import Source
 from vola.data.transforms import RelativeActions, Transforms
 from vola.errors import ConfigError
 from vola.executor import Receding
@@ -43,6 +44,14 @@ class TrainConfig:
     gradient norm. ``stride`` starts training windows at every n-th frame only.
     """
 
+    sources: ClassVar[tuple[Source, ...]] = (
+        Source(
+            "Loshchilov & Hutter 2019, Decoupled weight decay regularization",
+            "algorithm 2",
+            "decay on matrices only",
+            "https://arxiv.org/abs/1711.05101",
+        ),
+    )
     steps: int = 3000
     batch: int = 64
     accumulate: int = 1

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vola.cite import Source
 from vola.errors import ConfigError
 from vola.heads.base import Cost, Head, noise_like_chunk
 from vola.model.backbone import Context
@@ -26,6 +27,20 @@ class Flow:
     """``steps`` K of Euler integration. ``time`` is how training draws tau: "uniform", or "beta" = pi0's emphasis of
     noisy times, tau = 0.999 (1 - b) with b ~ Beta(1.5, 1)."""
 
+    sources: ClassVar[tuple[Source, ...]] = (
+        Source(
+            "Lipman et al. 2023, Flow matching for generative modeling",
+            "eq. 20, sigma_min = 0",
+            "tau = 0 is noise, tau = 1 is data",
+            "https://arxiv.org/abs/2210.02747",
+        ),
+        Source(
+            "Black et al. 2024, pi0: A vision-language-action flow model for general robot control",
+            "section IV, appendix B",
+            "Beta(1.5, 1) emphasises noisy times; openpi's time runs the other way",
+            "https://arxiv.org/abs/2410.24164",
+        ),
+    )
     steps: int = 10
     time: Literal["uniform", "beta"] = "uniform"
 

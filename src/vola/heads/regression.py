@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vola.cite import Source
 from vola.heads.base import Cost, Head
 from vola.model.backbone import Context
 
@@ -23,6 +24,14 @@ from vola.model.backbone import Context
 class Regression:
     """``norm`` "l2": squared error; "l1": absolute error. The network is fed zeros (OFT's placeholder actions)."""
 
+    sources: ClassVar[tuple[Source, ...]] = (
+        Source(
+            "Kim et al. 2025, Fine-tuning vision-language-action models: optimizing speed and success (OpenVLA-OFT)",
+            "section 4.2",
+            "the readout is pi0's action expert over zero tokens",
+            "https://arxiv.org/abs/2502.19645",
+        ),
+    )
     norm: Literal["l2", "l1"] = "l2"
 
 

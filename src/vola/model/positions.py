@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from vola.cite import Source
 from vola.errors import ConfigError
 
 
@@ -20,6 +22,14 @@ from vola.errors import ConfigError
 class Rotary:
     """RoPE (Su et al. 2021, eq. 34): pair (i, i + d/2) turns by position * base^(-2i/d) (Gemma/Llama half-split)."""
 
+    sources: ClassVar[tuple[Source, ...]] = (
+        Source(
+            "Su et al. 2021, RoFormer: enhanced transformer with rotary position embedding",
+            "eq. 34",
+            "half-split pairs (i, i + d/2)",
+            "https://arxiv.org/abs/2104.09864",
+        ),
+    )
     base: float = 10_000.0
 
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast, final
+from typing import ClassVar, Literal, cast, final
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from vola.cite import Source
 from vola.errors import ConfigError, expect_shape
 from vola.model.attention import Cache, Mask, attend, prepare
 from vola.model.layers import Activation, FeedForward
@@ -30,6 +31,9 @@ from vola.model.positions import Learned, Positions, Rotary, Sinusoidal, rotary_
 class TrunkConfig:
     """What all experts share: depth, attention heads, KV heads (grouped when fewer), head dim, positions, backend."""
 
+    sources: ClassVar[tuple[Source, ...]] = (
+        Source("Vaswani et al. 2017, Attention is all you need", "eq. 1", "", "https://arxiv.org/abs/1706.03762"),
+    )
     depth: int
     heads: int
     kv_heads: int

@@ -9,13 +9,14 @@ objects within minutes of training (``benchmarks/`` and the built-in tasks measu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vola.cite import Source
 from vola.errors import ConfigError
 from vola.model.layout import Block, Full, Layout
 from vola.model.positions import Learned
@@ -33,6 +34,14 @@ class ConvStem:
     Source: FiLM (Perez et al. 2018, eq. 2) placed as RT-1 does, after the convolution.
     """
 
+    sources: ClassVar[tuple[Source, ...]] = (
+        Source(
+            "Perez et al. 2018, FiLM: visual reasoning with a general conditioning layer",
+            "eq. 2",
+            "(1 + scale) x + shift, after the first convolution as in RT-1",
+            "https://arxiv.org/abs/1709.07871",
+        ),
+    )
     channels: int = 48
     patch: int = 4
     merge: int = 2
