@@ -301,6 +301,16 @@ def test_the_layouts_own_picture_can_be_drawn(full: tuple[Path, str, Reader]) ->
     ]
 
 
+def test_long_names_of_dimensions_fit_their_panels() -> None:
+    assert charts.fitted("elbow", 180, 11.5) == ("elbow", 11.5)
+    title, size = charts.fitted("kRightHandThumbRotation", 170, 11.5)
+    assert title == "kRightHandThumbRotation"
+    assert 0.66 * size * len(title) <= 170
+    title, size = charts.fitted("left_arm_left_shoulder_pitch_joint.position", 170, 11.5)
+    assert (title, size) == ("left_arm_left…oint.position", 9.5)  # both ends stay
+    assert 0.66 * size * len(title) <= 180
+
+
 def test_negative_losses_get_a_linear_axis(tmp_path: Path) -> None:
     run = write_dataset_run(tmp_path, np.random.default_rng(0), 3, 4)
     (run / "log.jsonl").write_text(

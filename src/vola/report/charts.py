@@ -200,7 +200,7 @@ def heldout_steps(heldout: HeldOut, name: str, intervals: Mapping[str, np.ndarra
 
 
 def heldout_dims(heldout: HeldOut, name: str, roles: Mapping[str, str]) -> Chart:
-    """One small panel per action dimension: error over the steps, each in its own unit; ``roles`` as above."""
+    """One small panel per action dimension: error over the steps; ``roles`` as above."""
     A = len(heldout.dims)
     x = np.arange(1, heldout.H + 1, dtype=float)
     tables = {"policy": heldout.policy.per_step_dim} | {k: b.per_step_dim for k, b in heldout.baselines.items()}
@@ -211,6 +211,9 @@ def heldout_dims(heldout: HeldOut, name: str, roles: Mapping[str, str]) -> Chart
     def height(narrow: bool) -> int:
         return 34 + 118 * -(-A // columns(narrow))
 
+    same = len(set(heldout.units)) == 1  # then the page says the unit once
+    titles = [d if same else f"{d} ({u})" for d, u in zip(heldout.dims, heldout.units, strict=True)]
+
     def paint(figure: Figure, narrow: bool) -> None:
         grid = figure.subplots(-(-A // columns(narrow)), columns(narrow), sharex=True, squeeze=False)
         _margins(figure, left=40, right=8, top=24, bottom=32, gap=0.55, between=0.34)
@@ -218,7 +221,7 @@ def heldout_dims(heldout: HeldOut, name: str, roles: Mapping[str, str]) -> Chart
             if a >= A:
                 axes.set_visible(False)
                 continue
-            _style(axes, f"{heldout.dims[a]} ({heldout.units[a]})", 40, small=True)
+            _style(axes, titles[a], 40, small=True)
             for method, table in tables.items():
                 role = roles[method]
                 style = DASHES.get(role, "-")
@@ -260,12 +263,21 @@ def _margins(
     )  # fmt: skip
 
 
+def fitted(title: str, room: float, size: float) -> tuple[str, float]:
+    """A title for ``room`` pixels: smaller down to 9.5, then with its middle left out (both ends tell joints apart)."""
+    per_letter = 0.66  # width of a bold letter as a share of the font size, on the wide side
+    smaller = min(size, max(9.5, room / (per_letter * len(title))))
+    letters = max(3, int(room / (per_letter * smaller)))
+    if len(title) > letters:
+        title = f"{title[: letters // 2]}\u2026{title[len(title) - (letters - 1 - letters // 2) :]}"
+    return title, smaller
+
+
 def _style(axes: Axes, title: str, left: int, small: bool = False) -> None:
     """Title flush with the tick labels, ``left`` pixels before the axis; only horizontal rules."""
     width = axes.get_window_extent().width  # at 72 dpi, so in pixels
-    axes.set_title(
-        title, loc="left", x=-left / width, fontsize=FONT - 1 if small else FONT, pad=6 if small else 9, weight="bold"
-    )
+    title, size = fitted(title, width + left - 6, FONT - 1) if small else (title, FONT)
+    axes.set_title(title, loc="left", x=-left / width, fontsize=size, pad=6 if small else 9, weight="bold")
     axes.patch.set_alpha(0)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.grid(axis="y", lw=0.8)

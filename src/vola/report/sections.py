@@ -255,6 +255,7 @@ def heldout(records: Records, rng: np.random.Generator) -> dict[str, Any] | None
     return {
         "name": name,
         "unit": found.unit,
+        "same_unit": found.units[0] if len(set(found.units)) == 1 else "",
         "H": found.H,
         "episodes": own.episodes,
         "mae": words.number(own.value),
