@@ -106,6 +106,8 @@ def test_films_start_at_the_start_and_have_one_frame_per_step() -> None:
 def test_no_seeds_and_too_long_execution_are_refused() -> None:
     with pytest.raises(InputError, match="at least one seed"):
         run([])
+    with pytest.raises(InputError, match="films of those"):
+        run([1, 2], film=[2])
     with pytest.raises(ConfigError, match="k <= H"):
         run([1], k=9)
 

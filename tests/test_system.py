@@ -75,9 +75,9 @@ def test_contradictions_are_refused_at_construction() -> None:
         TrunkConfig(2, 2, 2, 3, Rotary())
     with pytest.raises(ConfigError, match="go together"):
         system(network__expert=ExpertConfig(8, 8, norm="adaptive_rms", condition=8))
+    odd = system(image_size=(10, 8))
     with pytest.raises(ConfigError, match="divisible by 8"):
-        made = system(image_size=(10, 8))
-        made.build(fitted(made))
+        odd.build(fitted(odd))
     with pytest.raises(ConfigError, match="steps >= 1"):
         Flow(steps=0)
 

@@ -19,7 +19,7 @@ from vola.errors import ConfigError, VolaError
 Overrides = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...")]
 
 
-def demo(out: Path = Path("runs/demo"), episodes: int = 3000, steps: int = 3000, eval_episodes: int = 200) -> None:
+def demo(out: Path = Path("runs/demo"), episodes: int = 3000, steps: int = 4000, eval_episodes: int = 200) -> None:
     """Demonstrations -> pi0 and an L2 baseline -> closed-loop success -> a report, on the built-in bimodal task.
 
     Args:
@@ -48,7 +48,6 @@ def train(
     missing_video: Literal["skip", "blind", "refuse"] = "skip",
     set: Overrides = (),
     resume: bool = False,
-    role: Literal["policy", "baseline"] = "policy",
     report: bool = True,
 ) -> None:
     """Train a policy on a LeRobot dataset or a built-in task, evaluate it and write a report.
@@ -68,7 +67,6 @@ def train(
         missing_video: episodes whose video is absent: leave out, use their numbers without pictures, or refuse.
         set: settings to override, e.g. --set H=32 train.steps=500 head.steps=5 (see `vola show pi0`).
         resume: continue the run in `out`.
-        role: how the report shows it beside others.
         report: write report.html at the end.
     """
     from vola.train.loop import Schedule
@@ -89,7 +87,6 @@ def train(
         changes=parse_overrides(set),
         schedule=Schedule(evaluate=evaluate_every, progress=sys.stderr.isatty()),
         resume=resume,
-        role=role,
         report=report,
         command=["vola", *sys.argv[1:]],
     )

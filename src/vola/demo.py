@@ -41,7 +41,7 @@ class DemoError(VolaError):
     """A training process of the demo ended with an error; its output is in the named file."""
 
 
-def demo(out: Path, episodes: int = 3000, steps: int = 3000, eval_episodes: int = 200) -> Path:
+def demo(out: Path, episodes: int = 3000, steps: int = 4000, eval_episodes: int = 200) -> Path:
     """Record demonstrations, train both, evaluate both and the expert, write ``out/report.html``; returns it.
 
     Raises:
@@ -78,8 +78,7 @@ def _train_side_by_side(out: Path, steps: int, eval_episodes: int) -> None:
         arguments = [
             *(sys.executable, "-m", "vola", "train", str(out / "data"), "--system", name, "--env", TASK),
             *("--out", str(run), "--val", "0.05", "--eval-episodes", str(eval_episodes), "--no-report"),
-            *("--role", "policy" if name == "pi0" else "baseline", "--evaluate-every", "500"),
-            *("--set", f"train.steps={steps}", f"train.stride={STRIDE}"),
+            *("--evaluate-every", "500", "--set", f"train.steps={steps}", f"train.stride={STRIDE}"),
         ]
         outputs[name] = out / f"{name}.log"
         with outputs[name].open("wb") as sink:
@@ -128,11 +127,13 @@ def _merge(out: Path, begun: float) -> dict[str, Any]:
         {n: fan(c.policy, make_tabletop(TASK), EVALUATION_SEED + i) for n, c in loaded.items()} for i in range(FANS)
     ]
     save_samples(out / "samples.safetensors", [*filmed.values(), expert], fans)
-    rows = [pq.read_table(out / name / "rollouts.parquet") for name in loaded]
-    pq.write_table(pa.concat_tables(rows), out / "rollouts.parquet")
+    rows = pq.read_table(out / "pi0" / "rollouts.parquet").to_pylist()
+    other_rows = pq.read_table(out / "regression" / "rollouts.parquet").to_pylist()
+    rows += [row | {"role": "baseline"} for row in other_rows if row["policy"] == "regression"]
+    pq.write_table(pa.Table.from_pylist(rows), out / "rollouts.parquet")
     summary: dict[str, Any] = json.loads((out / "pi0" / "summary.json").read_text())
     other: dict[str, Any] = json.loads((out / "regression" / "summary.json").read_text())
-    policy, baseline = summary["policies"][0], other["policies"][0]
+    policy, baseline = summary["policies"][0], other["policies"][0] | {"role": "baseline"}
     summary |= {
         "name": out.name,
         "policies": [policy, baseline, *summary["policies"][1:]],

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,8 +40,9 @@ class Fitted:
 
     @property
     def dataset(self) -> str:
-        """Identity of the training data: content fingerprint and number of training episodes."""
-        return f"{self.statistics.dataset}/{len(self.statistics.episodes)}"
+        """Identity of the training data: content fingerprint of the dataset, and of which episodes were trained on."""
+        chosen = hashlib.sha256(repr(self.statistics.episodes).encode()).hexdigest()[:8]
+        return f"{self.statistics.dataset}/{len(self.statistics.episodes)}-{chosen}"
 
     def normaliser(self, key: Literal["state", "action"], kind: NormaliserKind) -> Normaliser:
         """The normaliser of a key; raises DataError where the statistics lack it."""

@@ -34,7 +34,7 @@ def show(what: str, size: str = "small") -> str:
         _normaliser("state", policy.state_normaliser),
         _normaliser("action", policy.action_normaliser),
         f"Vocabulary: {len(policy.tokenizer.words)} words; {len(loaded.fitted.instructions)} training instructions",
-        f"Trained on dataset {loaded.fitted.dataset} (fingerprint/training episodes)",
+        f"Trained on dataset {loaded.fitted.dataset} (content / training episodes)",
         "Versions: " + ", ".join(f"{k} {v}" for k, v in loaded.manifest["versions"].items()),
     ]
     return "\n\n".join(parts)

@@ -26,18 +26,19 @@ from vola.envs.experts import Expert, Sides
 from vola.envs.tabletop import TASKS, make_tabletop
 from vola.errors import ConfigError
 from vola.executor import Receding
-from vola.fit import Fitted, fit
+from vola.fit import fit
 from vola.policy import Policy
 from vola.report.heldout import heldout_record
 from vola.report.page import build_report
 from vola.rollout.collect import demonstrate
 from vola.rollout.heldout import action_moments, held_out_errors
-from vola.rollout.rollout import Role, Rollouts, rollout
+from vola.rollout.rollout import Rollouts, rollout
 from vola.rollout.samples import fan, save_samples
 from vola.summary import Prepared, summarise, write_rollouts
 from vola.system import System
 from vola.systems import pi0, regression
 from vola.train.loop import Evaluate, Result, Schedule, train
+from vola.types import RobotSpec
 
 # Demonstrations use seeds from 0 on; start states that are evaluated lie far away and are never demonstrated.
 EVALUATION_SEED = 1_000_000
@@ -86,42 +87,51 @@ def collect(
         return writer.episodes
 
 
-def prepare(
-    dataset: Dataset,
-    *,
-    system: str = "pi0",
+def choose(
+    robot: RobotSpec,
+    name: str = "pi0",
     size: str = "small",
-    val: float = 0.1,
+    *,
     relative: bool = False,
     changes: Mapping[str, Any] | None = None,
-    fitted: Fitted | None = None,
-) -> Prepared:
-    """Split by episode, make the system for the dataset's robot, fit on the training part, decode the images.
+) -> System:
+    """The system of that name for a robot.
 
     Args:
-        val: share of episodes held out, stratified by instruction. relative: learn actions as offsets from the
-            current state on every dimension that state and action share by name.
+        relative: learn actions as offsets from the current state on every dimension that both share by name.
         changes: settings to override, e.g. {"H": 32}.
 
     Raises:
         ConfigError: unknown system or setting, or settings that do not fit together.
     """
-    robot = dataset.spec
-    chosen = find_system(system, size)(robot)
+    system: System = find_system(name, size)(robot)
     if relative:
-        chosen = replace(chosen, transforms=Transforms((RelativeActions.by_name(robot),)))
-    chosen = chosen.override(changes or {})
-    first, second = split_episodes(dataset, val, chosen.train.seed)
-    fitted = fitted or fit(dataset, first, chosen.H, chosen.transforms)
+        system = replace(system, transforms=Transforms((RelativeActions.by_name(robot),)))
+    return system.override(changes or {})
+
+
+def prepare(dataset: Dataset, system: System, val: float = 0.1) -> Prepared:
+    """Split by episode (share ``val`` held out, stratified by instruction), fit on the training part, decode images.
+
+    Raises:
+        ConfigError: a system for another robot, or a split that is not possible.
+    """
+    if system.robot != dataset.spec:
+        raise ConfigError(
+            f"prepare: the system is for {system.robot}, the dataset is of {dataset.spec}. Make it with "
+            "small(dataset.spec)."
+        )
+    first, second = split_episodes(dataset, val, system.train.seed)
+    fitted = fit(dataset, first, system.H, system.transforms)
 
     def windows(episodes: Sequence[int], stride: int) -> Windows:
-        made = Windows(dataset, episodes, chosen.T, chosen.H, chosen.image_size, stride=stride)
+        made = Windows(dataset, episodes, system.T, system.H, system.image_size, stride=stride)
         with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console) as bar:
             made.prefetch(bar)
         return made
 
-    data = windows(first, chosen.train.stride)
-    return Prepared(dataset, chosen, fitted, data, windows(second, 1) if second else None)
+    data = windows(first, system.train.stride)
+    return Prepared(dataset, system, fitted, data, windows(second, 1) if second else None)
 
 
 def closed_loop(
@@ -131,14 +141,13 @@ def closed_loop(
     *,
     episodes: int,
     film: Sequence[int] = (),
-    role: Role = "policy",
     settings: Mapping[str, Any] | None = None,
 ) -> Rollouts:
     """Evaluate on the fixed held-out start states EVALUATION_SEED, EVALUATION_SEED + 1, ...; ``settings`` of the task
     such as ``{"noise": 0.3}``."""
     seeds = range(EVALUATION_SEED, EVALUATION_SEED + episodes)
     table = make_tabletop(env_id, **(settings or {}))
-    return rollout(table, seeds, policy, system.execute, name=system.name, role=role, task=env_id, film=film)
+    return rollout(table, seeds, policy, system.execute, name=system.name, role="policy", task=env_id, film=film)
 
 
 def expert_loop(env_id: str, *, episodes: int, film: Sequence[int] = ()) -> Rollouts:
@@ -166,7 +175,6 @@ def train_run(
     changes: Mapping[str, Any] | None = None,
     schedule: Schedule | None = None,
     resume: bool = False,
-    role: Role = "policy",
     report: bool = True,
     command: Sequence[str] = (),
 ) -> Path:
@@ -188,13 +196,13 @@ def train_run(
     dataset = open_lerobot(data, instruction=instruction, missing_video=missing_video)
     for note in dataset.notes:
         console.print(f"[yellow]note:[/] {note}")
-    ready = prepare(dataset, system=system, size=size, val=val, relative=relative, changes=changes)
+    ready = prepare(dataset, choose(dataset.spec, system, size, relative=relative, changes=changes), val)
     evaluate, schedule = _evaluator(env, ready.system), schedule or Schedule()
     result = train(out, ready.system, ready.fitted, ready.train, ready.val, evaluate, schedule, resume)
     if result.interrupted:
         console.print(f"stopped at step {result.step}; go on with the same command and --resume")
         return out
-    finish(out, ready, result, env, eval_episodes, role, data, command, begun)
+    finish(out, ready, result, env, eval_episodes, data, command, begun)
     if report:
         build_report(out)
     return out
@@ -217,7 +225,6 @@ def finish(
     result: Result,
     env: str | None,
     eval_episodes: int,
-    role: Role,
     data: str,
     command: Sequence[str],
     begun: float,
@@ -226,9 +233,11 @@ def finish(
     policy, system = result.policy, ready.system
     rollouts: list[Rollouts] = []
     if env is not None:
-        rollouts = [closed_loop(policy, env, system, episodes=eval_episodes, film=range(4), role=role)]
-        if role == "policy":
-            rollouts.append(expert_loop(env, episodes=eval_episodes))
+        film = range(min(3, eval_episodes))
+        rollouts = [
+            closed_loop(policy, env, system, episodes=eval_episodes, film=film),
+            expert_loop(env, episodes=eval_episodes, film=film),
+        ]
         write_rollouts(out, rollouts)
         fans = [{system.name: fan(policy, make_tabletop(env), EVALUATION_SEED + i)} for i in range(3)]
         save_samples(out / "samples.safetensors", rollouts, fans)

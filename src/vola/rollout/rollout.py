@@ -114,8 +114,8 @@ def rollout(
     Raises:
         InputError: no seeds. ConfigError: ``execute`` needs longer chunks than the planner makes.
     """
-    if len(seeds) == 0:
-        raise InputError("rollout: expected at least one seed, got none")
+    if len(seeds) == 0 or any(not 0 <= i < len(seeds) for i in film):
+        raise InputError(f"rollout: expected at least one seed and films of those, got {len(seeds)} seeds, film={film}")
     scenes.reset(np.asarray(seeds))
     n, filmed = len(seeds), np.asarray(film, dtype=np.int64)
     rngs = [np.random.default_rng([noise_seed, int(seed)]) for seed in seeds]

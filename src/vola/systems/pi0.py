@@ -30,7 +30,7 @@ def small(robot: RobotSpec) -> System:
         image_size=(48, 48),
         T=1,
         H=16,
-        trunk=TrunkConfig(depth=2, heads=4, kv_heads=4, head_dim=16, positions=Learned(128)),
+        trunk=TrunkConfig(depth=2, heads=4, kv_heads=4, head_dim=16, positions=Learned(512)),
         backbone=BackboneConfig(vision=ConvStem(), language=WordEmbedding(64), expert=expert),
         network=ExpertNetwork(expert, time="concat"),
         head=Flow(steps=10, time="uniform"),

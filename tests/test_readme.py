@@ -1,0 +1,84 @@
+"""Every command and the Python example of the README run, made small; every number in it comes from a record."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from vola.cli import main
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+# Appended to (or put in place of) a command's own arguments, so that it ends in seconds.
+SHRINK = {
+    "train": ["--size", "tiny", "--eval-episodes", "2"],
+    "collect": [],
+    "eval": [],
+}
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    return [shlex.split(line) for block in blocks("bash") for line in block.splitlines() if line.strip()]
+
+
+def shrunk(command: list[str], data: str) -> list[str]:
+    """The same command with small numbers."""
+    out = [data if a == "data/g1_bottle" else a for a in command]
+    out = [re.sub(r"^train\.steps=\d+$", "train.steps=2", a) for a in out]
+    out = [re.sub(r"^(T|H)=\d+$", lambda m: m[0][0] + "=3", a) for a in out]
+    for flag in ("--episodes",):
+        if flag in out:
+            out[out.index(flag) + 1] = "10"
+    name = out[2] if out[1] == "data" else out[1]
+    return out[1:] + SHRINK.get(name, [])
+
+
+def test_every_command_is_make_or_vola() -> None:
+    assert len(commands()) >= 8
+    assert {c[0] for c in commands()} == {"make", "vola"}
+    makefile = (ROOT / "Makefile").read_text()
+    for command in commands():
+        if command[0] == "make":
+            assert re.search(rf"^{command[1]}:", makefile, flags=re.MULTILINE)
+
+
+def test_vola_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = []
+    for command in commands():
+        if command[0] == "vola":
+            main(shrunk(command, str(shared / "data" / "g1_bottle")))
+            ran.append(command[1])
+    assert set(ran) >= {"train", "eval", "show", "data"}
+    assert (tmp_path / "runs" / "g1" / "report.html").exists()
+
+
+def test_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    (example,) = blocks("python")
+    assert len([line for line in example.splitlines() if line.strip()]) <= 25
+    small = example.replace("episodes=3000", "episodes=20").replace('"train.steps": 3000', '"train.steps": 2')
+    small = small.replace("10**6 + 200", "10**6 + 4").replace("pi0.small", "pi0.tiny").replace("k=4", "k=2")
+    assert small.count("tiny") == 1
+    monkeypatch.chdir(tmp_path)
+    code = compile(small, "README.md", "exec")
+    namespace: dict[str, object] = {}
+    exec(code, namespace)
+    printed = capsys.readouterr().out
+    assert "go to the" in printed
+    assert "Rate(successes=" in printed
+    assert "action reads" in printed
+
+
+def test_picture_and_links_exist() -> None:
+    for target in re.findall(r"\]\(([^)h][^)]*)\)", README):
+        assert (ROOT / target).exists(), target
+    for path in re.findall(r"`(src/[^`]*)`", README):
+        assert (ROOT / path).exists(), path
