@@ -6,9 +6,12 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from vola.cli import main
+from vola.data.lerobot_write import LeRobotWriter
+from vola.types import ActionSpec, CameraSpec, RobotSpec, StateSpec
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -50,12 +53,31 @@ def test_every_command_is_make_or_vola() -> None:
             assert re.search(rf"^{command[1]}:", makefile, flags=re.MULTILINE)
 
 
-def test_vola_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: Path) -> None:
+@pytest.fixture
+def robot(tmp_path: Path) -> Path:
+    """A small recording like the README's: state and action share their names, and one video is missing."""
+    names, rng = ("shoulder", "elbow"), np.random.default_rng(0)
+    spec = RobotSpec(
+        (CameraSpec("cam_high", 48, 64),),
+        StateSpec(names, ("rad", "rad")),
+        ActionSpec(names, ("rad", "rad"), ("position", "position"), 30.0),
+    )
+    path = tmp_path / "robot"
+    with LeRobotWriter(path, spec, 30.0, video=True, video_files_size_in_mb=0) as writer:
+        for _ in range(6):
+            joints = rng.standard_normal((12, 2)).cumsum(0).astype(np.float32)
+            images = {"cam_high": rng.integers(0, 255, (12, 48, 64, 3), dtype=np.uint8)}
+            writer.add_episode(images, joints, joints, "pick up the bottle")
+    sorted(path.rglob("*.mp4"))[2].unlink()
+    return path
+
+
+def test_vola_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, robot: Path) -> None:
     monkeypatch.chdir(tmp_path)
     ran = []
     for command in commands():
         if command[0] == "vola":
-            main(shrunk(command, str(shared / "data" / "g1_bottle")))
+            main(shrunk(command, str(robot)))
             ran.append(command[1])
     assert set(ran) >= {"train", "eval", "show", "data"}
     assert (tmp_path / "runs" / "g1" / "report.html").exists()

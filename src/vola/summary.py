@@ -103,7 +103,7 @@ def _scales(normaliser: Normaliser, kind: str) -> dict[str, str]:
     """Kind, constant dimensions, and per dimension what is subtracted and divided by."""
     constant = ", ".join(normaliser.names[d] for d in normaliser.constant) or "none"
     rows = zip(normaliser.names, normaliser.shift, normaliser.scale, strict=True)
-    return {"kind": kind, "constant": constant} | {n: f"(x - {shift:.4g}) / {scale:.4g}" for n, shift, scale in rows}
+    return {"kind": kind, "constant": constant} | {n: f"(x {-shift:+.4g}) / {scale:.4g}" for n, shift, scale in rows}
 
 
 def result_of(rollouts: Rollouts, system: System) -> dict[str, Any]:

@@ -19,12 +19,12 @@ ORDER = {role: i for i, role in enumerate(ROLES)}
 
 
 def percent(rate: Rate) -> str:
-    """ "97 %"; one decimal where whole percents would turn a near miss into 0 or 100, or where n >= 1000 earns it."""
+    """ "97 %"; one decimal where whole percents would turn a near miss into 0 or 100, or where n >= 200 earns it."""
     exact = 100 * rate.successes / rate.n  # in this order: 100 * 115 / 200 is 57.5, 100 * (115 / 200) is below it
     whole = f"{exact:.0f}"
-    if rate.n >= 1000 or (whole in ("0", "100") and exact not in (0, 100)):
+    if exact not in (0, 100) and (rate.n >= 200 or whole in ("0", "100")):
         whole = f"{exact:.1f}"
-        if whole in ("0.0", "100.0") and exact not in (0, 100):
+        if whole in ("0.0", "100.0"):
             whole = "< 0.1" if exact < 50 else "> 99.9"
     return f"{whole}{NBSP}%"
 
