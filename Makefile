@@ -21,8 +21,8 @@ demo: setup
 	$(BIN)/vola demo
 
 lint: setup
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/mypy
 
 test: lint

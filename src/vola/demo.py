@@ -137,13 +137,11 @@ def _merge(out: Path, begun: float) -> dict[str, Any]:
     summary |= {
         "name": out.name,
         "policies": [policy, baseline, *summary["policies"][1:]],
-        "headline": {
-            "claim": CLAIM,
-            "success": policy["successes"] / policy["episodes"],
-            "interval": policy["interval"],
-            "episodes": policy["episodes"],
-            "baseline": baseline["successes"] / baseline["episodes"],
-        },
+        "headline": {"claim": CLAIM},
+        "success": policy["successes"] / policy["episodes"],
+        "interval": policy["interval"],
+        "episodes": policy["episodes"],
+        "baseline": baseline["successes"] / baseline["episodes"],
         "minutes": (time.perf_counter() - begun) / 60,
         "command": ["vola", "demo", "--out", str(out)],
     }

@@ -141,7 +141,7 @@ class PatchEncoder(nn.Module):
         self.film = FiLM(width, sentence) if config.film else None
         self.expert = Expert(trunk, ExpertConfig(width, 4 * width, norm="layer", bias=True))
 
-    def forward(self, image: Float[Tensor, "B C Y X"], sentence: Float[Tensor, "B D"]) -> Float[Tensor, "B n D"]:
+    def forward(self, image: Float[Tensor, "B C Y X"], sentence: Float[Tensor, "B E"]) -> Float[Tensor, "B n D"]:
         x = self.patches(image).flatten(2).transpose(1, 2)
         if self.film is not None:
             x = self.film(x, sentence)
