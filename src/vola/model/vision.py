@@ -28,8 +28,7 @@ class ConvStem:
     """Convolution ``patch`` x ``patch`` (``channels`` maps), FiLM by the sentence, GELU, convolution
     ``merge`` x ``merge`` (``features`` maps), GELU, flatten, linear to ``tokens`` global tokens.
 
-    Kernels equal strides, so both convolutions are matrix products over disjoint patches, which is how they are
-    computed: on a CPU that halves the time of a training step against ``conv2d``.
+    Kernels equal strides, so both convolutions are matrix products over disjoint patches, and are computed as such.
     ``patch_tokens`` also passes the last feature map on, one token per position, behind the global ones.
     Source: FiLM (Perez et al. 2018, eq. 2) placed as RT-1 does, after the convolution.
     """
