@@ -1,13 +1,14 @@
 """The command ``vola``: parse, call a function of ``workflow``, print. Heavy imports wait until they are needed.
 
-Exit status: 0 done, 1 an error that vola explains, 130 stopped by Ctrl-C (with everything saved).
+Exit status: 0 done, 1 an error that vola explains, 2 not understood, 130 stopped by Ctrl-C (with everything saved).
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -231,6 +232,7 @@ def _print_summary(run: Path) -> None:
     print(f"{summary['minutes']:.1f} minutes, {summary['samples_per_second']:.0f} samples/s; records in {run}")
 
 
+DESCRIPTION = "Robot demonstrations in, a measured vision-language-action policy out."
 COMMANDS: dict[str, Any] = {
     "demo": demo,
     "train": train,
@@ -243,15 +245,13 @@ COMMANDS: dict[str, Any] = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    commands, program = COMMANDS, "vola"
-    if arguments[:1] == ["data"]:
-        commands, program, arguments = COMMANDS["data"], "vola data", arguments[1:]
-    flat = {name: command if callable(command) else data_help for name, command in commands.items()}
+    rest = list(sys.argv[1:] if arguments is None else arguments)
+    command, program = COMMANDS, "vola"
+    while isinstance(command, dict):
+        name = _choose(program, command, rest[:1])
+        command, program, rest = command[name], f"{program} {name}", rest[1:]
     try:
-        tyro.extras.subcommand_cli_from_dict(
-            flat, prog=program, args=arguments, description=__doc__ if program == "vola" else None
-        )
+        tyro.cli(command, prog=program, args=rest)
     except VolaError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         raise SystemExit(1) from None
@@ -259,8 +259,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(130) from None
 
 
-def data_help() -> None:
-    """info, collect: describe a dataset, record demonstrations (see `vola data --help`)."""
+def _choose(program: str, commands: Mapping[str, Any], argument: Sequence[str]) -> str:
+    """Which command is meant; prints the list of commands for --help or for none."""
+    parser = argparse.ArgumentParser(prog=program, description=DESCRIPTION)
+    choices = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, command in commands.items():
+        text = (
+            f"{' | '.join(command)} (see `{program} {name} --help`)" if isinstance(command, dict) else command.__doc__
+        )
+        choices.add_parser(name, help=text.strip().partition("\n")[0], add_help=False)
+    return str(parser.parse_args(argument or ["--help"]).command)
 
 
 if __name__ == "__main__":
