@@ -31,7 +31,7 @@ from vola.policy import Policy
 from vola.report.heldout import heldout_record
 from vola.report.page import build_report
 from vola.rollout.collect import demonstrate
-from vola.rollout.heldout import action_moments, held_out_errors
+from vola.rollout.heldout import BEFORE, action_moments, held_out_errors
 from vola.rollout.rollout import Rollouts, rollout
 from vola.rollout.samples import fan, save_samples
 from vola.summary import Prepared, summarise, write_rollouts
@@ -241,7 +241,9 @@ def finish(
         write_rollouts(out, rollouts)
         fans = [{system.name: fan(policy, make_tabletop(env), EVALUATION_SEED + i)} for i in range(3)]
         save_samples(out / "samples.safetensors", rollouts, fans)
-    if ready.val is not None:
+    if ready.val is not None and not (ready.val.frame >= BEFORE).any():
+        console.print(f"[yellow]note:[/] no held-out episode is longer than {BEFORE} frames: no held-out error")
+    elif ready.val is not None:
         mean, scale = action_moments(ready.train)
         errors = held_out_errors(policy, ready.val, mean)
         record = heldout_record(system.robot.action, errors.error, errors.valid, errors.episode, scale)

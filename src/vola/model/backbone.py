@@ -100,7 +100,7 @@ class Backbone(nn.Module):
         self.cameras, self.T, self.H = cameras, T, H
         self.image_tokens = tokens_per_image(config.vision, *image_size) if cameras else 0
         self.language = WordEncoder(config.language, vocabulary, width)
-        self.state = nn.Linear(S, width)
+        self.state = nn.Linear(S, width) if S else None
         self.expert = Expert(trunk, config.expert, outputs=False)
         if cameras:
             self.vision = make_encoder(config.vision, width, sentence, *image_size)
@@ -112,7 +112,8 @@ class Backbone(nn.Module):
 
     def layout(self, words: int) -> Layout:
         """The whole attention layout for an instruction of ``words`` tokens."""
-        return layouts.pi0(len(self.cameras) * self.T * self.image_tokens, words, self.T, self.H)
+        state = self.T if self.state is not None else 0
+        return layouts.pi0(len(self.cameras) * self.T * self.image_tokens, words, state, self.H)
 
     def forward(self, inputs: Inputs, cached: bool = True) -> Context:
         """Encode the observation; ``cached`` False leaves the keys and values to the head (see Context)."""
@@ -122,9 +123,12 @@ class Backbone(nn.Module):
             tokens, valid = self._see(inputs.images[camera], inputs.images_valid[camera], sentence, i)
             parts.append(tokens)
             valids.append(valid)
-        state = self.state(inputs.state)
-        parts += [words, self._stamp(state)]
-        valids += [inputs.words_valid, inputs.state_valid]
+        parts.append(words)
+        valids.append(inputs.words_valid)
+        if self.state is not None:
+            state = self.state(inputs.state)
+            parts.append(state + self.time if self.T > 1 else state)
+            valids.append(inputs.state_valid)
         layout = self.layout(words.shape[1])
         blocks = tuple(name for name in layout.names if name != "action")
         segment = Segment(self.expert, blocks, torch.cat(parts, dim=1), _join_valid(parts, valids))
@@ -143,9 +147,6 @@ class Backbone(nn.Module):
         if valid is not None:
             valid = valid.repeat_interleave(self.image_tokens, dim=1)
         return tokens.flatten(1, 2), valid
-
-    def _stamp(self, state: Tensor) -> Tensor:
-        return state + self.time if self.T > 1 else state
 
 
 def _join_valid(parts: list[Tensor], valids: list[Tensor | None]) -> Tensor | None:

@@ -52,14 +52,17 @@ def prefix_lm(prefix: int | Mapping[str, int], suffix: int) -> Layout:
 def pi0(image: int, text: int, state: int, action: int) -> Layout:
     """[image text] -> [state] -> [action]: full inside each, and each sees the earlier ones, never a later one.
 
-    A robot without cameras (``image`` 0) has no image block.
+    A robot without cameras (``image`` 0) or without sensors of its own (``state`` 0) has no such block.
 
     Source: pi0 (arXiv 2410.24164, appendix B) and openpi, where it is a cumulative sum over block starts.
     """
     seen = (Block("image", image), Block("text", text)) if image else (Block("text", text),)
     names = tuple(block.name for block in seen)
-    rules = _mutual(names) + _reads("state", names) + _reads("action", (*names, "state"))
-    return Layout((*seen, Block("state", state), Block("action", action)), rules)
+    rules = _mutual(names)
+    if state:
+        rules += _reads("state", names)
+        seen, names = (*seen, Block("state", state)), (*names, "state")
+    return Layout((*seen, Block("action", action)), rules + _reads("action", names))
 
 
 def pi05(prefix: int | Mapping[str, int], action: int) -> Layout:
