@@ -116,24 +116,26 @@ def forget(run: Path, keep: int) -> None:
         shutil.rmtree(hidden)
 
 
-def find(path: Path) -> Path:
+def find(path: Path | str) -> Path:
     """The checkpoint folder that ``path`` means: itself, or the newest one of the run it names.
 
     Raises:
         CheckpointError: there is none.
     """
+    path = Path(path)
     if (path / MANIFEST).is_file():
         return path
     found = complete(path)
     if not found:
+        runs = sorted(str(p) for p in path.glob("*") if complete(p))
+        hint = f"Runs inside it: {', '.join(runs)}." if runs else "Train one with `vola train`."
         raise CheckpointError(
-            f"{path}: expected a checkpoint folder or a run with checkpoints/<step>/{MANIFEST}, found neither. "
-            "Train one with `vola train`."
+            f"{path}: expected a checkpoint folder or a run with checkpoints/<step>/{MANIFEST}, found neither. {hint}"
         )
     return found[-1]
 
 
-def load(path: Path) -> Checkpoint:
+def load(path: Path | str) -> Checkpoint:
     """Read a checkpoint (or the newest one of a run) and build its policy.
 
     Raises:

@@ -37,7 +37,7 @@ def demo(out: Path = Path("runs/demo"), episodes: int = 3000, steps: int = 4000,
 def train(
     data: Positional[str],
     system: str = "pi0",
-    size: Literal["tiny", "small", "full"] = "small",
+    size: Literal["tiny", "small"] = "small",
     out: Path | None = None,
     val: float = 0.1,
     env: str | None = None,
@@ -96,7 +96,7 @@ def train(
 
 def evaluate(
     checkpoint: Positional[Path],
-    env: str = "vola/Detour-v0",
+    env: str | None = None,
     episodes: int = 200,
     k: int | None = None,
     noise: float = 0.0,
@@ -105,7 +105,7 @@ def evaluate(
 
     Args:
         checkpoint: checkpoint folder, or a run (its newest checkpoint).
-        env: built-in task.
+        env: built-in task; default the one that the run was evaluated in.
         episodes: number of start states; always the same ones.
         k: executed steps per chunk, if not the system's own.
         noise: execution noise, standard deviation as a share of the robot's speed.
@@ -115,6 +115,7 @@ def evaluate(
     from vola.workflow import closed_loop, console
 
     loaded = checkpoints.load(checkpoint)
+    env = env or _task_of(loaded.folder)
     system = loaded.system if k is None else loaded.system.override({"execute.k": k})
     rollouts = closed_loop(loaded.policy, env, system, episodes=episodes, settings={"noise": noise})
     unknown = loaded.policy.unknown_words([e.instruction for e in rollouts.episodes])
@@ -129,6 +130,15 @@ def evaluate(
     )
 
 
+def _task_of(checkpoint: Path) -> str:
+    """The task that the run of a checkpoint was evaluated in."""
+    summary = checkpoint.parents[1] / "summary.json"
+    task = json.loads(summary.read_text()).get("env") if summary.exists() else None
+    if task is None:
+        raise ConfigError(f"{checkpoint}: its run names no task; say which with --env, e.g. --env vola/Detour-v0")
+    return str(task)
+
+
 def report(run: Positional[Path]) -> None:
     """Write (again) the report of a run folder from its records.
 
@@ -140,7 +150,7 @@ def report(run: Positional[Path]) -> None:
     print(build_report(run))
 
 
-def show(what: Positional[str], size: Literal["tiny", "small", "full"] = "small") -> None:
+def show(what: Positional[str], size: Literal["tiny", "small"] = "small") -> None:
     """Print a checkpoint (parts, layout, parameters, normaliser, fingerprint) or a system by name.
 
     Args:

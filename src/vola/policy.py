@@ -1,6 +1,6 @@
 """Policy = prepare o backbone o head o inverse: a function of weights, observation and generators.
 
-It holds no queue, no counter and no device logic. Training, held-out evaluation, rollouts and serving all go through
+It holds no queue, no counter and no device logic. Training, held-out evaluation and rollouts all go through
 the same ``prepare``, so there is no second preprocessing that could drift.
 """
 

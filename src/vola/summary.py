@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
 from vola import checkpoint
 from vola.cite import bibliography
@@ -37,6 +40,7 @@ class Prepared:
     fitted: Fitted
     train: Windows
     val: Windows | None
+    notes: tuple[str, ...] = ()
 
 
 def summarise(
@@ -79,7 +83,7 @@ def summarise(
             "fingerprint": dataset.fingerprint(),
             "episodes": len(dataset.episodes),
             "frames": sum(e.length for e in dataset.episodes),
-            "notes": list(dataset.notes),
+            "notes": list(ready.notes),
             "train_episodes": len(ready.train.episodes),
             "val_episodes": len(ready.val.episodes) if ready.val else 0,
         },
@@ -93,7 +97,7 @@ def summarise(
             "backbone": count_parameters(policy.backbone),
             "head": count_parameters(policy.head),
         },
-        "versions": checkpoint.versions(),
+        "versions": checkpoint.versions() | _machine(),
         "layout": {"picture": layout.picture(), "explain": layout.explain()},
         "sources": [s.record() for s in bibliography(of=system)],
     }
@@ -130,6 +134,13 @@ def _latency(policy: Policy, observation: Observation, repeats: int = 20) -> dic
         policy.plan(one, rngs)
         times.append(1e3 * (time.perf_counter() - start))
     return {"median": float(np.median(times)), "p95": float(np.quantile(times, 0.95))}
+
+
+def _machine() -> dict[str, str]:
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "threads": f"{torch.get_num_threads()} of {os.cpu_count()} cores",
+    }
 
 
 def write_rollouts(out: Path, rollouts: Sequence[Rollouts]) -> None:

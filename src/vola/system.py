@@ -213,6 +213,8 @@ def _override(part: Any, changes: Mapping[tuple[str, ...], Any], above: str) -> 
         whole = f"{above}{name}"
         if name not in names:
             close = difflib.get_close_matches(name, names, n=1)
+            deeper = [f"{n}.{name}" for n in names if hasattr(getattr(part, n), name)]
+            close = deeper[:1] or close
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise ConfigError(f"setting {whole!r}: {type(part).__name__} has no {name!r}; it has {names}.{hint}")
         value = getattr(part, name)
@@ -236,12 +238,29 @@ def _fit(value: Any, wanted: Any, whole: str) -> Any:
         return float(value)
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(value)
+    if origin is tuple:
+        raise ConfigError(f"setting {whole!r}: expected a list such as [64, 64], got {value!r}")
     allowed = arguments if origin in (typing.Union, types.UnionType) else (wanted,)
     plain = tuple(a for a in allowed if isinstance(a, type))
+    if isinstance(value, str) and PARTS.get(value) in plain:
+        return _default(PARTS[value], whole)
     if isinstance(value, plain) and not (isinstance(value, bool) and bool not in plain):
         return value
     shown = " or ".join(getattr(a, "__name__", str(a)) for a in allowed)
     raise ConfigError(f"setting {whole!r}: expected {shown}, got {value!r} ({type(value).__name__})")
+
+
+def _default(part: Any, whole: str) -> Any:
+    """A part named by its class name alone, as on the command line."""
+    needed = [
+        f.name for f in fields(part) if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
+    if needed:
+        raise ConfigError(
+            f"setting {whole!r}: {part.__name__} needs {needed}; give it in Python: "
+            f"system.override({{{whole!r}: {part.__name__}(...)}})"
+        )
+    return part()
 
 
 def describe(system: System) -> str:

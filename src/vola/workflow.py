@@ -37,12 +37,13 @@ from vola.rollout.samples import fan, save_samples
 from vola.summary import Prepared, summarise, write_rollouts
 from vola.system import System
 from vola.systems import pi0, regression
-from vola.train.loop import Evaluate, Result, Schedule, train
+from vola.train.loop import Evaluate, Result, Schedule, refuse_existing, train
 from vola.types import RobotSpec
 
 # Demonstrations use seeds from 0 on; start states that are evaluated lie far away and are never demonstrated.
 EVALUATION_SEED = 1_000_000
 DEMONSTRATION_NOISE = 0.15
+FEW = 5  # held-out episodes below which an interval over them is hardly one
 SYSTEMS: Mapping[str, ModuleType] = {"pi0": pi0, "regression": regression}
 
 console = Console(stderr=True)
@@ -130,8 +131,22 @@ def prepare(dataset: Dataset, system: System, val: float = 0.1) -> Prepared:
             made.prefetch(bar)
         return made
 
-    data = windows(first, system.train.stride)
-    return Prepared(dataset, system, fitted, data, windows(second, 1) if second else None)
+    data, held_out = windows(first, system.train.stride), windows(second, 1) if second else None
+    return Prepared(dataset, system, fitted, data, held_out, _notes(dataset, data, held_out))
+
+
+def _notes(dataset: Dataset, data: Windows, held_out: Windows | None) -> tuple[str, ...]:
+    """What the dataset's reader noticed, and what of it concerns this split."""
+    notes = list(dataset.notes)
+    for camera in (c.name for c in dataset.spec.cameras):
+        parts = [("training", data)] + ([("held-out", held_out)] if held_out else [])
+        seen = [(name, sum(camera not in e.blind for e in w.episodes), len(w.episodes)) for name, w in parts]
+        if any(count < total for _, count, total in seen):
+            said = " and ".join(f"{count} of {total} {name} episodes" for name, count, total in seen)
+            notes.append(f"{said} have pictures of {camera}; in the others the policy acts blind")
+    if held_out is not None and len(held_out.episodes) < FEW:
+        notes.append(f"only {len(held_out.episodes)} held-out episodes: intervals over episodes say little")
+    return tuple(notes)
 
 
 def closed_loop(
@@ -145,6 +160,7 @@ def closed_loop(
 ) -> Rollouts:
     """Evaluate on the fixed held-out start states EVALUATION_SEED, EVALUATION_SEED + 1, ...; ``settings`` of the task
     such as ``{"noise": 0.3}``."""
+    check_robot(system, env_id)
     seeds = range(EVALUATION_SEED, EVALUATION_SEED + episodes)
     table = make_tabletop(env_id, **(settings or {}))
     return rollout(table, seeds, policy, system.execute, name=system.name, role="policy", task=env_id, film=film)
@@ -188,24 +204,49 @@ def train_run(
         The run folder.
     """
     begun = time.perf_counter()
+    refuse_existing(out, resume)
     if data in TASKS:
         env, folder = env or data, out / "data"
         if not folder.exists():
             collect(data, folder, episodes)
         data = str(folder)
     dataset = open_lerobot(data, instruction=instruction, missing_video=missing_video)
-    for note in dataset.notes:
+    made = choose(dataset.spec, system, size, relative=relative, changes=changes)
+    if env is not None:
+        check_robot(made, env)
+    ready = prepare(dataset, made, val)
+    for note in ready.notes:
         console.print(f"[yellow]note:[/] {note}")
-    ready = prepare(dataset, choose(dataset.spec, system, size, relative=relative, changes=changes), val)
-    evaluate, schedule = _evaluator(env, ready.system), schedule or Schedule()
-    result = train(out, ready.system, ready.fitted, ready.train, ready.val, evaluate, schedule, resume)
-    if result.interrupted:
-        console.print(f"stopped at step {result.step}; go on with the same command and --resume")
-        return out
-    finish(out, ready, result, env, eval_episodes, data, command, begun)
+    result = train(
+        out, made, ready.fitted, ready.train, ready.val, _evaluator(env, made), schedule or Schedule(), resume
+    )
+    if result.interrupted and result.step < made.train.steps:
+        console.print(f"stopped at step {result.step}, everything is saved; go on with the same command and --resume")
+        raise KeyboardInterrupt
+    try:
+        elapsed = result.seconds - result.seconds_now
+        finish(out, ready, result, env, eval_episodes, data, command, begun - elapsed)
+    except KeyboardInterrupt:
+        console.print("the weights are saved; the same command with --resume does the evaluation that is missing")
+        raise
     if report:
         build_report(out)
     return out
+
+
+def check_robot(system: System, env_id: str) -> None:
+    """Raises ConfigError when a task's robot has other cameras, state or actions than the system's."""
+    spec = make_tabletop(env_id).spec
+    for what, own, other in (
+        ("cameras", [c.name for c in system.robot.cameras], [c.name for c in spec.cameras]),
+        ("state", system.robot.state.names, spec.state.names),
+        ("actions", system.robot.action.names, spec.action.names),
+    ):
+        if own != other:
+            raise ConfigError(
+                f"--env {env_id}: expected a task whose {what} are {own}, it has {other}. Name the task that the data "
+                "are of, or leave --env out."
+            )
 
 
 def _evaluator(env: str | None, system: System, episodes: int = 50) -> Evaluate | None:

@@ -1,6 +1,6 @@
 """Regression: pi0's backbone and expert, asked for one answer instead of a distribution (the L2 baseline).
 
-Source    The deterministic policies of 8.5.6; OpenVLA-OFT's parallel decoding with L1 (arXiv 2502.19645) for norm="l1".
+Source    The oldest head of imitation learning; with norm="l1" the parallel decoding of OpenVLA-OFT (arXiv 2502.19645).
 Command   vola demo   (or: vola train vola/Detour-v0 --system regression --set train.steps=4000 train.stride=4)
 Expected  0 % [0, 2] on vola/Detour-v0 at k = 4: the mean of "go left" and "go right" is "go through the wall".
 Departs   From OFT: the readout is pi0's expert (one pass over zero action tokens), not an MLP on a language model.

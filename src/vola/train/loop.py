@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from vola.data.windows import Windows, batch_indices
 from vola.errors import CheckpointError, ConfigError, NonFiniteError
 from vola.fit import Fitted
 from vola.policy import Policy
-from vola.system import System
+from vola.system import System, describe
 from vola.train.optim import (
     Average,
     gradient_norm,
@@ -52,13 +53,18 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished (or interrupted) run hands back; ``policy`` holds the weights that act."""
+    """What a finished (or interrupted) run hands back; ``policy`` holds the weights that act.
+
+    ``samples_per_second`` and ``seconds`` are of the whole run, earlier parts of a resumed one included;
+    ``seconds_now`` of this part alone.
+    """
 
     policy: Policy
     step: int
     interrupted: bool
     samples_per_second: float
     seconds: float
+    seconds_now: float
 
 
 def train(
@@ -89,7 +95,8 @@ def train(
     optimiser = make_optimiser(policy, config)
     average = Average(policy, config.ema)
     start = _begin(run, system, fitted, policy, optimiser, average, resume)
-    meter, rng = _Meter(), torch.Generator(policy.device)
+    meter = _Meter(start * config.batch * config.accumulate, _logged_seconds(run))
+    rng = torch.Generator(policy.device)
     policy.train()
     with _interruptible() as interrupted, _bar(system.name, start, config.steps, schedule.progress) as advance:
         step = start
@@ -101,6 +108,8 @@ def train(
                 record |= {"samples_per_second": meter.rate(), "seconds": meter.seconds()}
                 _log(run, {"kind": "train", "step": step} | record)
             advance(step, record["loss"], meter.rate())
+            if last or _due(step, schedule.save):  # before anything that may fail
+                _save(run, system, fitted, policy, optimiser, average, step, schedule.keep)
             if held_out is not None and len(held_out) and (step == config.steps or _due(step, schedule.validate)):
                 with acting(policy, average, config.ema):
                     _log(run, {"kind": "val", "step": step} | held_out_loss(policy, held_out))
@@ -108,13 +117,12 @@ def train(
                 with acting(policy, average, config.ema):
                     for line in evaluate(policy, step):
                         _log(run, {"kind": "eval", "step": step} | line)
-            if last or _due(step, schedule.save):
-                _save(run, system, fitted, policy, optimiser, average, step, schedule.keep)
             if interrupted():
                 break
+        stopped = interrupted()
     checkpoint.load_weights(policy, _acting_weights(policy, average, config.ema), "average")
     policy.eval()
-    return Result(policy, step, step < config.steps, meter.rate(), meter.seconds())
+    return Result(policy, step, stopped, meter.rate(), meter.seconds(), meter.seconds() - meter.earlier)
 
 
 def _step(
@@ -193,6 +201,14 @@ def _acting_weights(policy: Policy, average: Average, ema: float) -> dict[str, t
     return average.weights if ema else dict(policy.state_dict())
 
 
+def refuse_existing(run: Path, resume: bool) -> None:
+    """Raises CheckpointError when ``run`` already holds a run that is not to be resumed."""
+    if not resume and (checkpoint.complete(run) or (run / "log.jsonl").exists()):
+        raise CheckpointError(
+            f"{run} already holds a run. Continue it with --resume, or choose another folder with --out."
+        )
+
+
 def _begin(
     run: Path,
     system: System,
@@ -204,11 +220,8 @@ def _begin(
 ) -> int:
     """Make the run folder or restore from it; returns the finished steps."""
     found = checkpoint.complete(run)
+    refuse_existing(run, resume)
     if not resume:
-        if found or (run / "log.jsonl").exists():
-            raise CheckpointError(
-                f"{run} already holds a run. Continue it with --resume, or choose another folder with --out."
-            )
         run.mkdir(parents=True, exist_ok=True)
         (run / "system.json").write_text(system.to_json())
         return 0
@@ -224,9 +237,11 @@ def _begin(
             "Use the same dataset and split, or start a new run with --out."
         )
     if replace(saved.system, train=replace(saved.system.train, steps=system.train.steps)) != system:
+        before, now = describe(saved.system).splitlines(), describe(system).splitlines()
+        changed = "; ".join(line.strip() for line in now if line not in before and " steps = " not in line)
         raise CheckpointError(
-            f"resume: the run was started with system {saved.system.fingerprint()}, this one is "
-            f"{system.fingerprint()}. Only train.steps may change; start a new run with --out."
+            f"resume: the run was started with other settings than: {changed or 'these'}. Only train.steps may change; "
+            "start a new run with --out."
         )
     state = checkpoint.load_training(found[-1])
     checkpoint.load_weights(policy, state.weights, str(found[-1]))
@@ -270,6 +285,13 @@ def _log(run: Path, record: dict[str, Any]) -> None:
         f.write(json.dumps(record) + "\n")
 
 
+def _logged_seconds(run: Path) -> float:
+    """Seconds that the earlier parts of a resumed run took, as its log says."""
+    log = run / "log.jsonl"
+    rows = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    return max((float(r["seconds"]) for r in rows if "seconds" in r), default=0.0)
+
+
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
@@ -291,16 +313,16 @@ def _non_finite(what: str, value: float, step: int, batch: Batch) -> NonFiniteEr
 
 
 class _Meter:
-    """Samples per second since the run (re)started, evaluation and saving included."""
+    """Samples per second over the whole run, evaluation and saving included; a resumed run goes on counting."""
 
-    def __init__(self) -> None:
-        self.begun, self.samples = time.perf_counter(), 0
+    def __init__(self, samples: int, earlier: float) -> None:
+        self.begun, self.samples, self.earlier = time.perf_counter(), samples, earlier
 
     def add(self, samples: int) -> None:
         self.samples += samples
 
     def seconds(self) -> float:
-        return time.perf_counter() - self.begun
+        return self.earlier + time.perf_counter() - self.begun
 
     def rate(self) -> float:
         return self.samples / max(self.seconds(), 1e-9)
@@ -316,6 +338,7 @@ def _interruptible() -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked = True
+        print("\nstopping after this step; everything is saved (Ctrl-C again stops at once)", file=sys.stderr)
 
     try:
         before = signal.signal(signal.SIGINT, ask)
