@@ -1,4 +1,4 @@
-"""Datasets of odd shapes go all the way: recorded, trained, measured, reported; what cannot go is refused before training."""
+"""Datasets of odd shapes go all the way, report included; what cannot go is refused before training."""
 
 from __future__ import annotations
 
