@@ -24,7 +24,7 @@ from vola.train.loop import Schedule, acting, held_out_loss, train
 from vola.train.optim import Average, learning_rate, make_optimiser
 from vola.train.throughput import peak_flops, step_flops
 
-QUIET = Schedule(log=1, validate=0, save=2, keep=99, progress=False)
+QUIET = Schedule(log=1, validate=0, save=2, keep=99, progress="none")
 
 
 def small_run(run: Path, made: System, schedule: Schedule = QUIET, resume: bool = False, data=None):

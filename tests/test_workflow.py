@@ -18,7 +18,7 @@ from vola.train.loop import Schedule
 from vola.types import ActionSpec, CameraSpec, RobotSpec, StateSpec
 from vola.workflow import choose, prepare, train_run
 
-QUIET = Schedule(progress=False)
+QUIET = Schedule(progress="none")
 
 
 def record(path: Path, cameras: tuple[str, ...], S: int, A: int, lengths: list[int], text: str = "go") -> Path:

@@ -86,7 +86,7 @@ def train(
         instruction=instruction,
         missing_video=missing_video,
         changes=parse_overrides(set),
-        schedule=Schedule(evaluate=evaluate_every, progress=sys.stderr.isatty()),
+        schedule=Schedule(evaluate=evaluate_every, progress="bar" if sys.stderr.isatty() else "lines"),
         resume=resume,
         report=report,
         command=["vola", *sys.argv[1:]],

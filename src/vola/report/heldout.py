@@ -16,7 +16,7 @@ Windows are averaged inside their episode first and every episode counts the sam
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -188,13 +188,20 @@ def _numbers(where: str, value: list[Any], shape: tuple[int, ...], gaps: bool = 
     return found
 
 
+def error_mean(values: np.ndarray, rng: np.random.Generator) -> Mean:
+    """Mean over episodes with its interval, cut at 0: an absolute error is not negative."""
+    mean = mean_interval_over_episodes(list(values), LEVEL, rng)
+    low = mean.interval.low if np.isinf(mean.interval.low) else max(0.0, mean.interval.low)
+    return replace(mean, interval=replace(mean.interval, low=low))
+
+
 def step_intervals(errors: Errors, rng: np.random.Generator) -> np.ndarray:
     """``H 3``: mean over episodes, low and high (95 %) of each step; NaN where no episode reaches it."""
     rows = np.full((errors.per_step.shape[1], 3), np.nan)
     for h, column in enumerate(errors.per_step.T):
         values = column[np.isfinite(column)]
         if values.size:
-            mean = mean_interval_over_episodes(list(values), LEVEL, rng)
+            mean = error_mean(values, rng)
             rows[h] = mean.value, mean.interval.low, mean.interval.high
     return rows
 
@@ -211,5 +218,5 @@ def _compare(name: str, policy: Errors, other: Errors, rng: np.random.Generator)
         if values.size:
             interval = mean_interval_over_episodes(list(values), LEVEL, rng).interval
             steps[h] = int(interval.low > 0) - int(interval.high < 0)
-    error = mean_interval_over_episodes(list(other.mae), LEVEL, rng)
+    error = error_mean(other.mae, rng)
     return Comparison(name, error, paired_difference(policy.mae, other.mae, LEVEL, rng), steps)

@@ -14,10 +14,10 @@ import numpy as np
 
 from vola.errors import DataError
 from vola.report import animation, charts, words
-from vola.report.heldout import HeldOut, compare, read_heldout, step_intervals
+from vola.report.heldout import HeldOut, compare, error_mean, read_heldout, step_intervals
 from vola.report.records import Clip, Fan, Log, Rollout, Summary, read_log, read_rollouts, read_samples, read_summary
 from vola.report.theme import naive_role
-from vola.theory.statistics import Interval, Mean, Rate, mean_interval_over_episodes, wilson
+from vola.theory.statistics import Interval, Mean, Rate, wilson
 
 MOVIE_BYTES = 2_600_000  # of encoded clips; as text a third more
 MOST_FANS = 4
@@ -234,7 +234,7 @@ def heldout(records: Records, rng: np.random.Generator) -> dict[str, Any] | None
     roles = {"policy": "policy"}
     for i, c in enumerate(comparisons):
         roles[c.baseline] = records.summary.role_of(c.baseline, naive_role(c.baseline, i))
-    own = mean_interval_over_episodes(list(found.policy.mae), words.LEVEL, rng)
+    own = error_mean(found.policy.mae, rng)
     rows = [("policy", name, "", words.number(own.value), words.number_range(own.interval), "", "", "")]
     for c in comparisons:
         gap = c.difference

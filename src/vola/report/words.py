@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from vola.report.heldout import Comparison, HeldOut, compare
+from vola.report.heldout import Comparison, HeldOut, compare, error_mean
 from vola.report.records import ROLES, PolicyResult, Rollout, Summary
-from vola.theory.statistics import Interval, Paired, Rate, mean_interval_over_episodes, paired_difference, wilson
+from vola.theory.statistics import Interval, Paired, Rate, paired_difference, wilson
 
 NBSP = "\u00a0"
 NAIVE = {"hold": "holding the last action", "mean": "the mean action", "linear": "linear extrapolation"}
@@ -170,7 +170,7 @@ def closer_but_fails(summary: Summary, comparisons: Sequence[Comparison]) -> str
 def heldout_lines(name: str, found: HeldOut, rng: np.random.Generator) -> list[str]:
     """The held-out comparison for a terminal: mean absolute error over the whole chunk, interval over episodes."""
     comparisons = compare(found, rng)
-    own = mean_interval_over_episodes(list(found.policy.mae), LEVEL, rng)
+    own = error_mean(found.policy.mae, rng)
     rows = [(name, own, "")] + [
         (naive(c.baseline), c.error, f"{signed(c.difference.difference)} {number_range(c.difference.interval)}")
         for c in comparisons

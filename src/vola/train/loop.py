@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from vola import checkpoint
@@ -41,14 +42,15 @@ Evaluate = Callable[[Policy, int], list[dict[str, Any]]]
 @dataclass(frozen=True)
 class Schedule:
     """How often (in steps) to log, to measure held-out loss, to evaluate in closed loop and to save; 0 is only at the
-    end. ``keep`` is how many checkpoints stay on disk, ``progress`` draws a bar."""
+    end. ``keep`` is how many checkpoints stay on disk. ``progress``: a bar for a terminal, a line at every validation
+    for a log file, or none; to standard error."""
 
     log: int = 20
     validate: int = 250
     evaluate: int = 0
     save: int = 500
     keep: int = 2
-    progress: bool = True
+    progress: Literal["bar", "lines", "none"] = "bar"
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def train(
     meter = _Meter(start * config.batch * config.accumulate, _logged_seconds(run))
     rng = torch.Generator(policy.device)
     policy.train()
-    with _interruptible() as interrupted, _bar(system.name, start, config.steps, schedule.progress) as advance:
+    with _interruptible() as interrupted, _bar(system.name, start, config.steps, schedule) as advance:
         step = start
         for step in range(start + 1, config.steps + 1):
             record = _step(policy, optimiser, average, system, data, step - 1, rng)
@@ -352,7 +354,7 @@ def _interruptible() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def _bar(name: str, start: int, steps: int, show: bool) -> Iterator[Callable[[int, float, float], None]]:
+def _bar(name: str, start: int, steps: int, schedule: Schedule) -> Iterator[Callable[[int, float, float], None]]:
     columns = (
         TextColumn(f"[bold]{name}"),
         BarColumn(),
@@ -360,6 +362,16 @@ def _bar(name: str, start: int, steps: int, show: bool) -> Iterator[Callable[[in
         TextColumn("loss {task.fields[loss]:.4f}  {task.fields[rate]:.0f} samples/s"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, disable=not show) as bar:
+    if schedule.progress == "lines":
+        every = schedule.validate or max(1, steps // 10)
+
+        def line(step: int, loss: float, rate: float) -> None:
+            if step % every == 0 or step == steps:
+                text = f"{name}: step {step} of {steps}, loss {loss:.4f}, {rate:.0f} samples/s"
+                print(text, file=sys.stderr, flush=True)
+
+        yield line
+        return
+    with Progress(*columns, console=Console(stderr=True), disable=schedule.progress == "none") as bar:
         task = bar.add_task(name, total=steps, completed=start, loss=float("nan"), rate=0.0)
         yield lambda step, loss, rate: bar.update(task, completed=step, loss=loss, rate=rate)
