@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +16,7 @@ import pytest
 from vola import checkpoint
 from vola.cli import main, parse_overrides
 from vola.errors import ConfigError
+from vola.train import loop
 
 TINY = ["--size", "tiny", "--set", "train.steps=2", "train.batch=4"]
 
@@ -76,6 +79,45 @@ def test_train_on_a_dataset_without_environment(task_run: Path, tmp_path: Path, 
     for method in ("regression", "holding the last action", "the mean action", "linear extrapolation"):
         assert method in text
     assert not (run / "rollouts.parquet").exists()
+    assert (run / "report.html").exists()
+
+
+def test_a_task_of_another_robot_is_refused_before_any_work(task_run: Path, tmp_path: Path, capsys) -> None:
+    assert vola("train", task_run / "data", "--env", "vola/Push-v0", "--out", tmp_path / "x", *TINY) == 1
+    assert "expected a task whose state" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+    assert vola("eval", task_run, "--env", "vola/Push-v0") == 1
+    assert "expected a task whose state" in capsys.readouterr().err
+
+
+def test_eval_needs_a_task_where_the_run_has_none(task_run: Path, tmp_path: Path, capsys) -> None:
+    run = tmp_path / "run"
+    assert vola("train", task_run / "data", "--out", run, "--val", 0, "--no-report", *TINY) == 0
+    assert vola("eval", run, "--episodes", 2) == 1
+    assert "say which with --env" in capsys.readouterr().err
+    assert vola("eval", tmp_path) == 1
+    assert str(run) in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_with_130_and_everything_saved(task_run: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    run, original, calls = tmp_path / "run", loop._step, []
+
+    def step(*args: object) -> dict[str, float]:
+        calls.append(1)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(*args)
+
+    monkeypatch.setattr(loop, "_step", step)
+    base = ["train", task_run / "data", "--out", run, "--val", 0.25, *TINY, "train.steps=9"]
+    assert vola(*base) == 130
+    err = capsys.readouterr().err
+    assert "stopping after this step" in err
+    assert "--resume" in err
+    assert checkpoint.load(run).step == 2
+    monkeypatch.undo()
+    assert vola(*base, "--resume") == 0
+    assert checkpoint.load(run).step == 9
     assert (run / "report.html").exists()
 
 

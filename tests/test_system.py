@@ -59,6 +59,21 @@ def test_override_reports_the_nearest_name_and_the_type() -> None:
     assert system().override({"image_size": [16, 16]}).image_size == (16, 16)
 
 
+def test_parts_can_be_named() -> None:
+    assert system().override({"trunk.positions": "Rotary"}).trunk.positions == Rotary()
+    assert system().override({"head": "Regression", "network.time": "none"}).head == Regression()
+    with pytest.raises(ConfigError, match=r"Learned needs \['length'\]"):
+        system().override({"trunk.positions": "Learned"})
+    with pytest.raises(ConfigError, match="expected .*Rotary.*got 'Spline'"):
+        system().override({"trunk.positions": "Spline"})
+    with pytest.raises(ConfigError, match="expected .* got 'System'"):
+        system().override({"trunk.positions": "System"})
+    with pytest.raises(ConfigError, match=r"a list such as \[64, 64\]"):
+        system().override({"image_size": "64,64"})
+    with pytest.raises(ConfigError, match="Did you mean"):
+        system().override({"steps": 5})
+
+
 def test_settings_that_only_fit_together_change_together() -> None:
     both = system().override({"head": Regression(), "network.time": "none"})
     assert isinstance(both.head, Regression)

@@ -124,6 +124,35 @@ def test_ctrl_c_saves_and_resume_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
     assert_same(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
 
 
+def test_a_failing_evaluation_costs_no_training(tmp_path: Path) -> None:
+    made = system(train__steps=4)
+
+    def fails(p: object, step: int) -> list[dict[str, object]]:
+        raise RuntimeError("simulator gone")
+
+    with pytest.raises(RuntimeError, match="simulator gone"):
+        train(tmp_path, made, fitted(made), windows(made), None, fails, replace(QUIET, save=0))
+    assert checkpoint.load(tmp_path).step == 4
+
+
+def test_a_resumed_run_counts_all_its_time(tmp_path: Path) -> None:
+    made = system(train__steps=4)
+    small_run(tmp_path, made)
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    before = max(row["seconds"] for row in rows if row["kind"] == "train")
+    again = small_run(tmp_path, made.override({"train.steps": 6}), resume=True)
+    assert again.seconds > before > 0
+    assert again.seconds_now < again.seconds
+    assert again.samples_per_second == pytest.approx(6 * 4 / again.seconds, rel=0.2)
+
+
+def test_progress_lines_go_to_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small_run(tmp_path, system(train__steps=4), replace(QUIET, progress="lines", validate=2))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [line.split(",")[0] for line in err.splitlines()] == ["pi0: step 2 of 4", "pi0: step 4 of 4"]
+
+
 def test_disk_full_while_saving_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = system(train__steps=2)
     small_run(tmp_path, made)
@@ -158,7 +187,7 @@ def test_resume_with_another_dataset_or_system_is_refused(tmp_path: Path) -> Non
     before = weights(tmp_path)
     with pytest.raises(CheckpointError, match="was trained on dataset"):
         small_run(tmp_path, made.override({"train.steps": 4}), resume=True, data=dataset(seed=5))
-    with pytest.raises(CheckpointError, match="Only train.steps may change"):
+    with pytest.raises(CheckpointError, match=r"lr = 1.0. Only train.steps may change"):
         small_run(tmp_path, made.override({"train.lr": 1.0}), resume=True)
     assert_same(before, weights(tmp_path))
 
