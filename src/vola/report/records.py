@@ -6,7 +6,7 @@ Formats, one folder ``runs/<name>/`` (only ``summary.json`` must exist; a missin
     log.jsonl             one JSON object a line: kind "train" (step, loss), "val" (step, loss), "eval" (step, policy,
                           successes, episodes); further keys and kinds are left alone
     baseline/log.jsonl    the same of the baseline's training
-    rollouts.parquet      one row per episode; columns in ``Rollout``
+    rollouts.parquet      one row per episode; columns in ``EpisodeResult``
     samples.safetensors   "rollout/<i>/frames" uint8 L Y X 3; "fan/<i>/<policy>/image" uint8 Y X 3 and
                           "fan/<i>/<policy>/paths" float32 n H+1 2 (x right, y down, in pixels of that image; the
                           first point is where the plan starts); header key "info": JSON {"rollout/<i>": {policy,
@@ -32,6 +32,7 @@ from safetensors import SafetensorError, safe_open
 
 from vola.cite import Source
 from vola.errors import DataError, InputError
+from vola.rollout.rollout import EpisodeResult
 from vola.theory.statistics import Rate
 
 ROLES = ("policy", "baseline", "expert")
@@ -107,23 +108,6 @@ class Log:
     train: np.ndarray
     val: np.ndarray
     evaluations: tuple[Evaluation, ...]
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """One evaluated episode. ``start_hash`` names the start state; ``plan_ms`` is the episode's mean latency of one
-    plan in milliseconds (NaN: not measured); ``failure`` is "" on success."""
-
-    policy: str
-    role: str
-    task: str
-    instruction: str
-    seed: int
-    start_hash: str
-    success: bool
-    length: int
-    plan_ms: float
-    failure: str
 
 
 @dataclass(frozen=True)
@@ -302,7 +286,7 @@ _COLUMNS = {
 }  # fmt: skip
 
 
-def read_rollouts(run: Path) -> tuple[Rollout, ...]:
+def read_rollouts(run: Path) -> tuple[EpisodeResult, ...]:
     """``rollouts.parquet``, or nothing where there is none. A null ``plan_ms`` becomes NaN."""
     file = run / "rollouts.parquet"
     if not file.is_file():
@@ -322,7 +306,7 @@ def read_rollouts(run: Path) -> tuple[Rollout, ...]:
             fits = isinstance(row[name], (int, float) if kind is float else kind)
             if not fits or (isinstance(row[name], bool) and kind is not bool):
                 raise DataError(f"{file}, row {number}: expected a {kind.__name__} as {name}, got {row[name]!r:.80}")
-        rows.append(Rollout(**row))
+        rows.append(EpisodeResult(**row))
     return tuple(rows)
 
 

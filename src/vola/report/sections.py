@@ -15,8 +15,9 @@ import numpy as np
 from vola.errors import DataError
 from vola.report import animation, charts, words
 from vola.report.heldout import HeldOut, compare, error_mean, read_heldout, step_intervals
-from vola.report.records import Clip, Fan, Log, Rollout, Summary, read_log, read_rollouts, read_samples, read_summary
+from vola.report.records import Clip, Fan, Log, Summary, read_log, read_rollouts, read_samples, read_summary
 from vola.report.theme import naive_role
+from vola.rollout.rollout import EpisodeResult
 from vola.theory.statistics import Interval, Mean, Rate, wilson
 
 MOVIE_BYTES = 2_600_000  # of encoded clips; as text a third more
@@ -41,7 +42,7 @@ class Records:
     summary: Summary
     log: Log | None
     baseline_log: Log | None
-    rollouts: tuple[Rollout, ...]
+    rollouts: tuple[EpisodeResult, ...]
     clips: tuple[Clip, ...]
     fans: tuple[Fan, ...]
     heldout: HeldOut | None
@@ -377,7 +378,7 @@ def used(records: Records) -> dict[str, Any]:
     }
 
 
-def starts(rollouts: Sequence[Rollout], policies: Sequence[str]) -> list[tuple[str, str]]:
+def starts(rollouts: Sequence[EpisodeResult], policies: Sequence[str]) -> list[tuple[str, str]]:
     """Which start states each policy was given: a digest over the sorted hashes, so equal digests = equal sets."""
     rows, digests = [], set()
     for name in policies:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from vola.report.heldout import Comparison, HeldOut, compare, error_mean
-from vola.report.records import ROLES, PolicyResult, Rollout, Summary
+from vola.report.records import ROLES, PolicyResult, Summary
+from vola.rollout.rollout import EpisodeResult
 from vola.theory.statistics import Interval, Paired, Rate, paired_difference, wilson
 
 NBSP = "\u00a0"
@@ -83,7 +84,7 @@ def called(policy: PolicyResult) -> str:
     return policy.name
 
 
-def shared_starts(rollouts: Sequence[Rollout], first: str, second: str) -> list[tuple[bool, bool]]:
+def shared_starts(rollouts: Sequence[EpisodeResult], first: str, second: str) -> list[tuple[bool, bool]]:
     """Success of two policies on the start states (hash and instruction) that both were given, in a fixed order."""
     table: dict[str, dict[tuple[str, str, int], bool]] = {first: {}, second: {}}
     for row in rollouts:
@@ -93,7 +94,7 @@ def shared_starts(rollouts: Sequence[Rollout], first: str, second: str) -> list[
     return [(table[first][key], table[second][key]) for key in common]
 
 
-def paired_sentence(summary: Summary, rollouts: Sequence[Rollout]) -> str:
+def paired_sentence(summary: Summary, rollouts: Sequence[EpisodeResult]) -> str:
     """Policy against first baseline on the start states they share, or "" where there are none."""
     roles = {role: next((p for p in summary.policies if p.role == role), None) for role in ("policy", "baseline")}
     policy, baseline = roles["policy"], roles["baseline"]

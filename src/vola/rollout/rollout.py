@@ -63,7 +63,8 @@ class Scenes(Protocol):
 @dataclass(frozen=True)
 class EpisodeResult:
     """One evaluated episode; the columns of ``rollouts.parquet``. ``length`` counts control steps, ``plan_ms`` is the
-    mean time of one plan for this scene (a batched plan divided by its scenes), ``failure`` "" on success."""
+    mean time of one plan for this scene in milliseconds (a batched plan divided by its scenes; NaN: not measured),
+    ``failure`` is "" on success."""
 
     policy: str
     role: Role
