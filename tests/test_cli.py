@@ -121,6 +121,13 @@ def test_ctrl_c_ends_with_130_and_everything_saved(task_run: Path, tmp_path: Pat
     assert (run / "report.html").exists()
 
 
+def test_a_folder_that_cannot_be_used_is_one_sentence(task_run: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "file").write_text("x")
+    assert vola("train", task_run / "data", "--out", tmp_path / "file" / "run", *TINY) == 1
+    assert "Not a directory" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "x"
+
+
 def test_resume_from_the_command_line(task_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, data = tmp_path / "run", task_run / "data"
     base = ["train", data, "--out", run, "--val", 0.25, "--no-report", *TINY]

@@ -97,6 +97,23 @@ def test_contradictions_are_refused_at_construction() -> None:
         Flow(steps=0)
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("trunk.depth", 0), ("trunk.heads", 0), ("trunk.kv_heads", 0), ("trunk.head_dim", -4),
+        ("train.lr", float("nan")),
+        ("train.lr", -1.0), ("train.betas", [1, 1]), ("train.betas", [0.9]), ("train.betas", ["a", 0.9]),
+        ("train.seed", 10**23), ("train.weight_decay", float("nan")), ("train.clip", 0.0), ("train.ema", 1.0),
+        ("image_size", [8]), ("image_size", [0, 0]), ("image_size", ["a", 8]), ("image_size", [8.0, 8.0]), ("H", 0),
+        ("backbone.vision.patch", 0), ("backbone.vision.channels", 0), ("trunk.positions.length", -1),
+        ("backbone.expert.width", 0), ("backbone.language.width", 0), ("train.batch", 0), ("train.stride", 0),
+    ],
+)  # fmt: skip
+def test_settings_that_mean_nothing_are_refused_by_name(path: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"expected[^,]*.*{path.split('.')[-1].rstrip('s')}|{path}"):
+        system().override({path: value})
+
+
 def test_N04_statistics_of_another_action_representation_are_refused() -> None:
     relative = replace(system(), transforms=Transforms((RelativeActions(((0, 0),)),)))
     with pytest.raises(ConfigError, match="representation"):

@@ -124,6 +124,20 @@ def test_ctrl_c_saves_and_resume_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
     assert_same(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
 
 
+@pytest.mark.parametrize("damage", ["{}", "[]", "half a li"])
+def test_a_damaged_log_is_named_and_costs_nothing(damage: str, tmp_path: Path) -> None:
+    made = system()
+    small_run(tmp_path, made)
+    before, log = weights(tmp_path), tmp_path / "log.jsonl"
+    whole = log.read_text()
+    log.write_text(damage + "\n" + whole)
+    with pytest.raises(CheckpointError, match="line 1 is not a training record.*Delete it"):
+        small_run(tmp_path, made.override({"train.steps": 4}), resume=True)
+    assert_same(before, weights(tmp_path))
+    log.write_text(whole + damage)  # a half-written last line is what kill -9 leaves behind
+    assert small_run(tmp_path, made.override({"train.steps": 4}), resume=True).step == 4
+
+
 def test_a_failing_evaluation_costs_no_training(tmp_path: Path) -> None:
     made = system(train__steps=4)
 

@@ -7,9 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tools import dataset
+from vola.data.episodes import split_episodes
 from vola.data.lerobot import open_lerobot
 from vola.data.lerobot_write import LeRobotWriter
 from vola.errors import ConfigError, DataError
@@ -78,6 +81,21 @@ def test_choose_names_what_there_is() -> None:
 def test_a_path_that_is_no_dataset_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="expected"):
         train_run(str(tmp_path / "nothing"), tmp_path / "run", schedule=QUIET)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["observation.state", "action"])
+def test_nan_in_a_held_out_episode_is_found_before_training(name: str, tmp_path: Path) -> None:
+    data = record(tmp_path / "data", (), 2, 2, [6] * 4)
+    held_out = split_episodes(open_lerobot(data), 0.25, 0)[1][0]
+    (file,) = (data / "data").rglob("*.parquet")
+    table = pq.read_table(file)
+    rows = table[name].to_pylist()
+    rows[6 * held_out + 4][1] = float("nan")
+    column = pa.array(rows, table.schema.field(name).type)
+    pq.write_table(table.set_column(table.schema.get_field_index(name), table.schema.field(name), column), file)
+    with pytest.raises(DataError, match=f"nan in episode {held_out}, frame 4, dimension 1"):
+        train_run(str(data), tmp_path / "run", size="tiny", val=0.25, schedule=QUIET)
     assert not (tmp_path / "run").exists()
 
 

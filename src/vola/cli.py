@@ -265,6 +265,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except VolaError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+    except OSError as error:  # no such folder, no permission, disk full: the system's own sentence names the path
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 

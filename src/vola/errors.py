@@ -33,6 +33,13 @@ class NonFiniteError(VolaError, ArithmeticError):
     """A loss or gradient became NaN or infinite; names the samples and their value ranges."""
 
 
+def expect_positive(where: str, **sizes: int) -> None:
+    """Raises ConfigError naming the first size that is not a whole number >= 1."""
+    for name, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ConfigError(f"{where}: expected {name} >= 1 (a whole number), got {size!r}")
+
+
 def expect_shape(name: str, array: Any, pattern: str, **sizes: int) -> dict[str, int]:
     """Check an array's shape against letters of the legend and return what each letter stands for.
 

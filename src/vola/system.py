@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ import torch
 
 from vola.cite import Source
 from vola.data.transforms import RelativeActions, Transforms
-from vola.errors import ConfigError
+from vola.errors import ConfigError, expect_positive
 from vola.executor import Receding
 from vola.fit import Fitted, NormaliserKind
 from vola.heads.base import Head
@@ -67,10 +68,18 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.steps, self.batch, self.accumulate, self.stride) < 1:
-            raise ConfigError(f"train: expected steps, batch, accumulate and stride >= 1, got {self}")
-        if not 0 <= self.ema < 1:
-            raise ConfigError(f"train: expected 0 <= ema < 1, got {self.ema}")
+        sizes = {"steps": self.steps, "batch": self.batch, "accumulate": self.accumulate, "stride": self.stride}
+        expect_positive("train", **sizes)
+        ranges = {"ema": (0, 1), "lr": (0, math.inf), "weight_decay": (0, math.inf), "final": (0, math.inf)}
+        for name, (low, high) in ranges.items():
+            if not low <= getattr(self, name) < high:
+                raise ConfigError(f"train: expected {low} <= {name} < {high}, got {getattr(self, name)}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"train: expected two betas in [0, 1), got {self.betas}")
+        if not self.clip > 0 or self.warmup < 0 or not 0 <= self.seed < 2**63:
+            raise ConfigError(
+                f"train: expected clip > 0, warmup >= 0, 0 <= seed < 2^63, got {self.clip}, {self.warmup}, {self.seed}"
+            )
 
 
 @dataclass(frozen=True)
@@ -97,8 +106,7 @@ class System:
     train: TrainConfig = field(default_factory=TrainConfig)
 
     def __post_init__(self) -> None:
-        if min(self.T, self.H) < 1:
-            raise ConfigError(f"system: expected T >= 1 and H >= 1, got T={self.T}, H={self.H}")
+        expect_positive("system", T=self.T, H=self.H, image_size=min(self.image_size))
         if isinstance(self.head, Flow) == (self.network.time == "none"):
             raise ConfigError(
                 f"system: a {type(self.head).__name__} head needs a network "
@@ -236,10 +244,10 @@ def _fit(value: Any, wanted: Any, whole: str) -> Any:
         raise ConfigError(f"setting {whole!r}: expected one of {list(arguments)}, got {value!r}")
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if origin is tuple and isinstance(value, list | tuple):
-        return tuple(value)
+    if origin is tuple and isinstance(value, list | tuple) and len(value) == len(arguments):
+        return tuple(_fit(v, kind, whole) for v, kind in zip(value, arguments, strict=True))
     if origin is tuple:
-        raise ConfigError(f"setting {whole!r}: expected a list such as [64, 64], got {value!r}")
+        raise ConfigError(f"setting {whole!r}: expected a list such as [64, 64], of {len(arguments)}, got {value!r}")
     allowed = arguments if origin in (typing.Union, types.UnionType) else (wanted,)
     plain = tuple(a for a in allowed if isinstance(a, type))
     if isinstance(value, str) and PARTS.get(value) in plain:

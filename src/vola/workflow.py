@@ -17,9 +17,10 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from vola.data.episodes import Dataset, split_episodes
+from vola.data.episodes import Dataset, check_selection, split_episodes
 from vola.data.lerobot import open_lerobot
 from vola.data.lerobot_write import LeRobotWriter
+from vola.data.stats import finite_column
 from vola.data.transforms import RelativeActions, Transforms
 from vola.data.windows import Windows
 from vola.envs.experts import Expert, Sides
@@ -116,6 +117,7 @@ def prepare(dataset: Dataset, system: System, val: float = 0.1) -> Prepared:
 
     Raises:
         ConfigError: a system for another robot, or a split that is not possible.
+        DataError: NaN or infinity in any episode.
     """
     if system.robot != dataset.spec:
         raise ConfigError(
@@ -124,6 +126,9 @@ def prepare(dataset: Dataset, system: System, val: float = 0.1) -> Prepared:
         )
     first, second = split_episodes(dataset, val, system.train.seed)
     fitted = fit(dataset, first, system.H, system.transforms)
+    for episode in check_selection(dataset, second) if second else ():
+        finite_column(dataset, episode, "state", dataset.spec.state.names)
+        finite_column(dataset, episode, "action", dataset.spec.action.names)
 
     def windows(episodes: Sequence[int], stride: int) -> Windows:
         made = Windows(dataset, episodes, system.T, system.H, system.image_size, stride=stride)

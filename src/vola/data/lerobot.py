@@ -150,12 +150,15 @@ class LeRobotDataset:
         if not path.is_file() or set(statistics.episodes) != {e.index for e in self._meta.episodes}:
             return []
         stored = load_json(path)
-        notes = []
+        notes: list[str] = []
         for key, name in ((STATE, "state"), (ACTION, "action")):
             exact = statistics[name]
             span = np.maximum(exact.max - exact.min, CONSTANT_RANGE)
             for field in ("mean", "std", "min", "max", "q01", "q99"):
-                value = np.asarray(stored.get(key, {}).get(field, []), np.float64).ravel()
+                try:
+                    value = np.asarray(stored.get(key, {}).get(field, []), np.float64).ravel()
+                except (AttributeError, TypeError, ValueError):
+                    return [*notes, f"meta/stats.json: {field} of {key} is no list of numbers; nothing here uses it"]
                 off = np.abs(value - getattr(exact, field)) / span if value.shape == span.shape else np.zeros(1)
                 if off.max(initial=0.0) > 0.02:
                     d = int(off.argmax())

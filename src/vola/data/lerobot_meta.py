@@ -157,14 +157,22 @@ def _read_info(root: Path) -> dict[str, Any]:
             f"{'no such folder' if not root.is_dir() else 'no meta/info.json'}. "
             "Name the folder on this machine; nothing is downloaded."
         )
-    return load_json(path)
+    info = load_json(path)
+    features = info.get("features")
+    for key, feature in features.items() if isinstance(features, Mapping) else [("features", features)]:
+        said: Mapping[str, Any] = feature if isinstance(feature, Mapping) else {}
+        shape = said.get("shape")
+        whole = isinstance(shape, list) and all(isinstance(n, int | float) and n == int(n) for n in shape)
+        if not whole or not isinstance(said.get("info") or {}, Mapping):
+            raise DataError(f"{path}: expected a feature {key!r} with a list of sizes as shape, got {feature!r:.120}")
+    return info
 
 
 def load_json(path: Path) -> dict[str, Any]:
     """A JSON object; raises DataError naming the file."""
     try:
         data = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, OSError) as error:
         raise DataError(f"{path}: expected JSON, got text that does not parse ({error})") from error
     if not isinstance(data, dict):
         raise DataError(f"{path}: expected a JSON object, got {type(data).__name__}")
@@ -215,8 +223,9 @@ def _read_episodes_v3(root: Path, info: Mapping[str, Any], fps: float, cameras: 
         for row in read_parquet(file, columns).to_pylist():
             index, length = row["episode_index"], row["length"]
             start, end = row["dataset_from_index"], row["dataset_to_index"]
-            if None in row.values():
-                raise DataError(f"{file}: expected a value in every column of episode {index}, got {row}")
+            if any(not isinstance(v, int | float) or v != v for v in row.values()) or length != int(length):
+                raise DataError(f"{file}: expected a number in every column of episode {index}, got {row}")
+            length = int(length)
             if length > 0 and end - start != length:
                 raise DataError(
                     f"{file}: episode {index} has length {length}, but its rows {start}..{end} are {end - start}. "

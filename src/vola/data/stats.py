@@ -121,8 +121,8 @@ def compute_statistics(
         raise ConfigError(f"H: expected a chunk length >= 1, got {H}")
     chosen = check_selection(dataset, episodes)
     spec = dataset.spec
-    state = [_finite(dataset, e, "state", spec.state.names) for e in chosen]
-    action = [_finite(dataset, e, "action", spec.action.names) for e in chosen]
+    state = [finite_column(dataset, e, "state", spec.state.names) for e in chosen]
+    action = [finite_column(dataset, e, "action", spec.action.names) for e in chosen]
     features = {"state": describe_rows(np.concatenate(state), spec.state.names)}
     if not transforms.steps:
         features["action"] = describe_rows(np.concatenate(action), spec.action.names)
@@ -131,7 +131,8 @@ def compute_statistics(
     return Statistics(features, dataset.fingerprint(), tuple(e.index for e in chosen))
 
 
-def _finite(dataset: Dataset, episode: Episode, name: str, names: Sequence[str]) -> np.ndarray:
+def finite_column(dataset: Dataset, episode: Episode, name: str, names: Sequence[str]) -> np.ndarray:
+    """The column of one episode; raises DataError naming episode, frame and dimension of a NaN or infinity."""
     part = dataset.column(name, episode.index)
     bad = np.argwhere(~np.isfinite(part))
     if len(bad):

@@ -175,7 +175,7 @@ def _reach(stats: FeatureStats) -> np.ndarray:
 
 
 def _bars(values: np.ndarray) -> str:
-    counts, _ = np.histogram(values, _BINS)
+    counts, _ = np.histogram(values.astype(np.float64), _BINS)
     # A bin with anything in it shows, however rare: outliers are what one looks for.
     levels = np.ceil(counts / counts.max() * (len(_BARS) - 1)).astype(int)
     return "".join(_BARS[level] for level in levels)

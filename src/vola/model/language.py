@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
+from vola.errors import expect_positive
 from vola.tokenizers.text import PAD, UNKNOWN
 
 
@@ -22,6 +23,9 @@ class WordEmbedding:
     """
 
     width: int
+
+    def __post_init__(self) -> None:
+        expect_positive("language", width=self.width)
 
 
 @final

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from vola.cite import Source
-from vola.errors import ConfigError
+from vola.errors import ConfigError, expect_positive
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,9 @@ class Learned:
     """An added trainable vector for each of ``length`` positions; a later position is refused."""
 
     length: int
+
+    def __post_init__(self) -> None:
+        expect_positive("learned positions", length=self.length)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from vola.cite import Source
-from vola.errors import ConfigError, expect_shape
+from vola.errors import ConfigError, expect_positive, expect_shape
 from vola.model.attention import Cache, Mask, attend, prepare
 from vola.model.layers import Activation, FeedForward
 from vola.model.layout import Layout
@@ -42,6 +42,8 @@ class TrunkConfig:
     backend: Literal["reference", "sdpa", "flex"] = "sdpa"
 
     def __post_init__(self) -> None:
+        sizes = {"depth": self.depth, "heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
+        expect_positive("trunk", **sizes)
         if self.heads % self.kv_heads:
             raise ConfigError(f"trunk: expected heads divisible by kv_heads, got {self.heads} and {self.kv_heads}")
         if isinstance(self.positions, Rotary) and self.head_dim % 2:
@@ -58,6 +60,9 @@ class ExpertConfig:
     activation: Activation = "gelu"
     bias: bool = False
     condition: int = 0
+
+    def __post_init__(self) -> None:
+        expect_positive("expert", width=self.width, hidden=self.hidden)
 
 
 @final

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vola.cite import Source
-from vola.errors import ConfigError
+from vola.errors import ConfigError, expect_positive
 from vola.model.layout import Block, Full, Layout
 from vola.model.positions import Learned
 from vola.model.trunk import Expert, ExpertConfig, Segment, TrunkConfig, run
@@ -49,6 +49,10 @@ class ConvStem:
     film: bool = True
     patch_tokens: bool = False
 
+    def __post_init__(self) -> None:
+        sizes = {"channels": self.channels, "patch": self.patch, "merge": self.merge}
+        expect_positive("vision", **sizes, features=self.features, tokens=self.tokens)
+
 
 @dataclass(frozen=True)
 class PatchViT:
@@ -58,6 +62,9 @@ class PatchViT:
     depth: int = 2
     heads: int = 4
     film: bool = False
+
+    def __post_init__(self) -> None:
+        expect_positive("vision", patch=self.patch, depth=self.depth, heads=self.heads)
 
 
 Vision = ConvStem | PatchViT

@@ -33,17 +33,17 @@ class TextTokenizer:
         """Every word of the training instructions, in alphabetic order behind padding and unknown.
 
         Raises:
-            InputError: no instruction holds a word.
+            InputError: an instruction without a word, or none at all.
         """
         splitter = _library_tokenizer({"[PAD]": PAD, "[UNK]": UNKNOWN})
-        words: set[str] = set()
-        for text in set(instructions):
-            words.update(_split(splitter, text))
-        if not words:
+        split = {text: _split(splitter, text) for text in instructions}
+        empty = [text for text, words in split.items() if not words]
+        if empty or not split:
             raise InputError(
-                "instructions: expected at least one word in the training set, got none. "
-                "Give the dataset an instruction with `--instruction 'what the robot does'`."
+                f"instructions: expected at least one word in the training set's every instruction, got {empty[:3]}. "
+                "Give the dataset one with `--instruction 'what the robot does'`."
             )
+        words = {word for found in split.values() for word in found}
         return TextTokenizer(("[PAD]", "[UNK]", *sorted(words)))
 
     @cached_property

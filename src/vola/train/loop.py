@@ -274,9 +274,14 @@ def _cut_log(run: Path, step: int) -> None:
     if not log.exists():
         return
     kept = []
-    for line in log.read_text().splitlines(keepends=True):
-        if line.endswith("\n") and json.loads(line)["step"] <= step:
-            kept.append(line)
+    for number, line in enumerate(log.read_text().splitlines(keepends=True), 1):
+        try:
+            if line.endswith("\n") and json.loads(line)["step"] <= step:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{log}: line {number} is not a training record ({error}). Delete it; the checkpoints are intact."
+            ) from error
     draft = run / ".log.jsonl"
     draft.write_text("".join(kept))
     draft.replace(log)
