@@ -237,6 +237,32 @@ def test_N09_a_checkpoint_without_statistics_or_with_altered_files_is_refused(tm
         checkpoint.load(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("system.json", '"H": 4', '"H": "x"'),
+        ("system.json", '"T": 1', '"T": 1.5'),
+        ("system.json", '"System"', "[1]"),
+        ("fitted.json", '"instructions": [', '"instructions": 5, "x": ['),
+        ("fitted.json", '"pixels": {', '"pixels": 3, "x": {'),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_edited_by_hand_is_refused_with_a_sentence(file: str, old: str, new: str, tmp_path: Path) -> None:
+    small_run(tmp_path, system())
+    folder = checkpoint.find(tmp_path)
+    text = (folder / file).read_text()
+    assert old in text
+    (folder / file).write_text(text.replace(old, new, 1))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][file] = checkpoint._sha256(folder / file)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises((CheckpointError, ConfigError), match="expected|understood"):
+        checkpoint.load(tmp_path)
+    (folder / "manifest.json").write_text("")
+    with pytest.raises(CheckpointError, match="expected JSON"):
+        checkpoint.load(tmp_path)
+
+
 def test_fingerprint_changes_when_weights_change(tmp_path: Path) -> None:
     small_run(tmp_path / "a", system())
     small_run(tmp_path / "b", system(train__seed=1))

@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import vola
-from vola.errors import CheckpointError
+from vola.errors import CheckpointError, VolaError
 from vola.fit import Fitted
 from vola.policy import Policy
 from vola.system import System
@@ -142,26 +142,53 @@ def load(path: Path | str) -> Checkpoint:
         CheckpointError: none there, a file altered or missing, or a missing, extra or mis-shaped weight.
     """
     folder = find(path)
-    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest = _manifest(folder)
     for name, digest in manifest["files"].items():
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder}: {name} is missing. Copy the whole checkpoint folder again.")
         if _sha256(folder / name) != digest:
             raise CheckpointError(f"{folder}: {name} is not the file that was saved (SHA-256 differs). Restore it.")
-    system = System.from_json((folder / "system.json").read_text())
-    fitted = Fitted.from_json((folder / "fitted.json").read_text())
-    policy = system.build(fitted)
-    load_weights(policy, load_file(folder / "policy.safetensors"), str(folder / "policy.safetensors"))
+    try:
+        system = System.from_json((folder / "system.json").read_text())
+        fitted = Fitted.from_json((folder / "fitted.json").read_text())
+        policy = system.build(fitted)
+    except VolaError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(
+            f"{folder}: system.json and fitted.json cannot be understood ({error}). Restore them from a copy."
+        ) from error
+    load_weights(policy, _tensors(folder / "policy.safetensors"), str(folder / "policy.safetensors"))
     policy.eval()
     return Checkpoint(folder, manifest["step"], system, fitted, policy, manifest)
 
 
+def _tensors(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file}: cannot be read ({error}). Restore it from a copy.") from error
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{folder / MANIFEST}: expected JSON ({error}). Restore the folder.") from error
+    missing = {"step", "fingerprint", "files", "versions"} - set(manifest if isinstance(manifest, dict) else ())
+    if missing:
+        raise CheckpointError(f"{folder / MANIFEST}: expected {sorted(missing)}, got none. Restore the folder.")
+    return dict(manifest)
+
+
 def load_training(folder: Path) -> TrainingState:
-    """The training state beside a checkpoint's policy."""
-    tensors = load_file(folder / "training.safetensors")
+    """The training state beside a checkpoint's policy; raises CheckpointError where it is missing."""
+    if not (folder / "training.safetensors").is_file():
+        raise CheckpointError(f"{folder}: training.safetensors is missing, so this run cannot go on. Restore it.")
+    tensors = _tensors(folder / "training.safetensors")
     weights = {k.removeprefix("weights/"): v for k, v in tensors.items() if k.startswith("weights/")}
     optimiser = {k: v for k, v in tensors.items() if not k.startswith("weights/")}
-    return TrainingState(json.loads((folder / MANIFEST).read_text())["step"], weights, optimiser)
+    return TrainingState(_manifest(folder)["step"], weights, optimiser)
 
 
 def load_weights(module: torch.nn.Module, weights: Mapping[str, Tensor], source: str) -> None:

@@ -132,8 +132,10 @@ def evaluate(
 
 def _task_of(checkpoint: Path) -> str:
     """The task that the run of a checkpoint was evaluated in."""
-    summary = checkpoint.parents[1] / "summary.json"
-    task = json.loads(summary.read_text()).get("env") if summary.exists() else None
+    from vola.report.records import read_summary
+
+    run = checkpoint.resolve().parents[1]
+    task = read_summary(run).env if (run / "summary.json").exists() else None
     if task is None:
         raise ConfigError(f"{checkpoint}: its run names no task; say which with --env, e.g. --env vola/Detour-v0")
     return str(task)

@@ -106,6 +106,8 @@ class System:
     train: TrainConfig = field(default_factory=TrainConfig)
 
     def __post_init__(self) -> None:
+        if not self.name.strip():
+            raise ConfigError(f"system: expected a name, got {self.name!r}")
         expect_positive("system", T=self.T, H=self.H, image_size=min(self.image_size))
         if isinstance(self.head, Flow) == (self.network.time == "none"):
             raise ConfigError(
@@ -200,7 +202,7 @@ def _decode(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     name = value.get("part")
-    if name not in PARTS:
+    if not isinstance(name, str) or name not in PARTS:
         raise ConfigError(f"system.json: expected one of the parts {sorted(PARTS)}, got {name!r}")
     settings = {k: _decode(v) for k, v in value.items() if k != "part"}
     names = {f.name for f in fields(PARTS[name])}
@@ -209,7 +211,8 @@ def _decode(value: Any) -> Any:
             f"system.json: {name}: missing {sorted(names - set(settings))}, unknown {sorted(set(settings) - names)}. "
             "It was written by another version; see CHANGELOG."
         )
-    return PARTS[name](**settings)
+    hints = typing.get_type_hints(PARTS[name])
+    return PARTS[name](**{k: _fit(v, hints[k], f"{name}.{k}") for k, v in settings.items()})
 
 
 def _override(part: Any, changes: Mapping[tuple[str, ...], Any], above: str) -> Any:
@@ -244,6 +247,8 @@ def _fit(value: Any, wanted: Any, whole: str) -> Any:
         raise ConfigError(f"setting {whole!r}: expected one of {list(arguments)}, got {value!r}")
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if origin is tuple and isinstance(value, list | tuple) and arguments[-1] is Ellipsis:
+        return tuple(_fit(v, arguments[0], whole) for v in value)
     if origin is tuple and isinstance(value, list | tuple) and len(value) == len(arguments):
         return tuple(_fit(v, kind, whole) for v, kind in zip(value, arguments, strict=True))
     if origin is tuple:

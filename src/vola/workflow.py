@@ -117,7 +117,7 @@ def prepare(dataset: Dataset, system: System, val: float = 0.1) -> Prepared:
 
     Raises:
         ConfigError: a system for another robot, or a split that is not possible.
-        DataError: NaN or infinity in any episode.
+        DataError: NaN or infinity in any episode. InputError: an instruction without a word.
     """
     if system.robot != dataset.spec:
         raise ConfigError(
@@ -129,6 +129,7 @@ def prepare(dataset: Dataset, system: System, val: float = 0.1) -> Prepared:
     for episode in check_selection(dataset, second) if second else ():
         finite_column(dataset, episode, "state", dataset.spec.state.names)
         finite_column(dataset, episode, "action", dataset.spec.action.names)
+        fitted.tokenizer.encode([episode.instruction])
 
     def windows(episodes: Sequence[int], stride: int) -> Windows:
         made = Windows(dataset, episodes, system.T, system.H, system.image_size, stride=stride)
