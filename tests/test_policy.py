@@ -232,6 +232,17 @@ def test_bad_observation_is_refused_with_a_sentence(case: str) -> None:
     assert needle in str(caught.value)
 
 
+def test_flipped_arrays_are_fine_and_nan_weights_are_not() -> None:
+    p, b = policy(system()), batch(system())
+    flipped = replace(b.observation, images={k: v[:, :, ::-1] for k, v in b.observation.images.items()})
+    copied = replace(b.observation, images={k: v.copy() for k, v in flipped.images.items()})
+    np.testing.assert_array_equal(p.plan(flipped, rngs(3)).actions, p.plan(copied, rngs(3)).actions)
+    with torch.no_grad():
+        p.backbone.state.bias[0] = torch.nan
+    with pytest.raises(NonFiniteError, match="finite actions"):
+        p.plan(b.observation, rngs(3))
+
+
 def test_wrong_number_of_generators() -> None:
     p, b = policy(system()), batch(system())
     with pytest.raises(InputError, match="one generator per sample"):

@@ -138,6 +138,21 @@ def test_a_damaged_log_is_named_and_costs_nothing(damage: str, tmp_path: Path) -
     assert small_run(tmp_path, made.override({"train.steps": 4}), resume=True).step == 4
 
 
+def test_ctrl_c_during_an_evaluation_saves_too(tmp_path: Path) -> None:
+    made = system(train__steps=9)
+
+    def evaluate(p: object, step: int) -> list[dict[str, object]]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return []
+
+    schedule = replace(QUIET, save=0, evaluate=4)
+    result = train(tmp_path, made, fitted(made), windows(made), None, evaluate, schedule)
+    assert result.interrupted
+    assert checkpoint.load(tmp_path).step == 4
+    with pytest.raises(CheckpointError, match="4 steps are done"):
+        small_run(tmp_path, made.override({"train.steps": 3}), resume=True)
+
+
 def test_a_failing_evaluation_costs_no_training(tmp_path: Path) -> None:
     made = system(train__steps=4)
 

@@ -71,7 +71,7 @@ def save(run: Path, system: System, fitted: Fitted, acting: Mapping[str, Tensor]
         return final
     draft = parent / f".{final.name}.{os.getpid()}"
     try:
-        for stale in parent.glob(".*"):
+        for stale in parent.glob("." + "[0-9]" * 8 + ".*"):
             shutil.rmtree(stale)
         draft.mkdir(parents=True)
         save_file(_plain(acting), draft / "policy.safetensors")

@@ -108,10 +108,10 @@ class Policy(nn.Module):
         if image.shape[-2:] != self.image_size:
             flat = resize_images(image.reshape(B * T, *image.shape[2:]), *self.image_size)
             image = flat.reshape(B, T, *flat.shape[1:])
-        return torch.from_numpy(image).to(self.device).float().mul_(1 / 127.5).sub_(1)
+        return torch.from_numpy(np.ascontiguousarray(image)).to(self.device).float().mul_(1 / 127.5).sub_(1)
 
     def _mask(self, valid: np.ndarray) -> Tensor | None:
-        return None if valid.all() else torch.from_numpy(valid).to(self.device)
+        return None if valid.all() else torch.from_numpy(np.ascontiguousarray(valid)).to(self.device)
 
     def targets(self, batch: Batch) -> Float[Tensor, "B H A"]:
         """The chunk as the head sees it: transformed and normalised; padded steps are zeros.
@@ -157,11 +157,16 @@ class Policy(nn.Module):
 
         Raises:
             InputError: what ``prepare`` refuses; a wrong number of generators.
+            NonFiniteError: the network's answer is not a number.
         """
         if len(rngs) != observation.size:
             raise InputError(f"rngs: expected one generator per sample ({observation.size}), got {len(rngs)}")
         context = self.backbone(self.prepare(observation), cached=cached)
         normal = self.head.sample(context, rngs).cpu().numpy()
+        if not np.isfinite(normal).all():
+            raise NonFiniteError(
+                "plan: expected finite actions, got NaN or infinity. The weights are damaged or diverged."
+            )
         actions = self.action_normaliser.decode(normal)
         actions = self.transforms.decode(observation, actions).astype(np.float32)
         return Chunk(actions, np.ones(actions.shape[:2], bool))

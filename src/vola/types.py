@@ -163,7 +163,7 @@ class Chunk:
     valid: Bool[np.ndarray, "B H"]
 
     def check(self, spec: ActionSpec, H: int) -> None:
-        """Raises InputError on a wrong shape or a non-finite valid action."""
+        """Raises InputError on a wrong shape."""
         sizes = expect_shape("actions", self.actions, "B H A", H=H, A=spec.size)
         expect_shape("valid", self.valid, "B H", B=sizes["B"], H=H)
 

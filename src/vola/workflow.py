@@ -278,6 +278,8 @@ def finish(
 ) -> None:
     """Evaluate a finished run and write summary.json, rollouts.parquet, samples.safetensors and heldout.json."""
     policy, system = result.policy, ready.system
+    for stale in ("rollouts.parquet", "samples.safetensors", "heldout.json"):
+        (out / stale).unlink(missing_ok=True)  # of an earlier evaluation of this run
     rollouts: list[Rollouts] = []
     if env is not None:
         film = range(min(3, eval_episodes))

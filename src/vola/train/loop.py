@@ -119,7 +119,8 @@ def train(
                 with acting(policy, average, config.ema):
                     for line in evaluate(policy, step):
                         _log(run, {"kind": "eval", "step": step} | line)
-            if interrupted():
+            if interrupted():  # perhaps only since the save above
+                _save(run, system, fitted, policy, optimiser, average, step, schedule.keep)
                 break
         stopped = interrupted()
     checkpoint.load_weights(policy, _acting_weights(policy, average, config.ema), "average")
@@ -246,6 +247,10 @@ def _begin(
             "start a new run with --out."
         )
     state = checkpoint.load_training(found[-1])
+    if state.step > system.train.steps:
+        raise CheckpointError(
+            f"resume: {state.step} steps are done, expected train.steps >= that, got {system.train.steps}"
+        )
     checkpoint.load_weights(policy, state.weights, str(found[-1]))
     restore_optimiser(policy, optimiser, state.optimiser)
     average.load(saved.policy.state_dict())
