@@ -128,6 +128,13 @@ def test_a_folder_that_cannot_be_used_is_one_sentence(task_run: Path, tmp_path: 
     assert (tmp_path / "file").read_text() == "x"
 
 
+def test_a_repeated_set_is_refused(task_run: Path, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "x"
+    assert vola("train", task_run / "data", "--out", out, "--set", "H=3", "--set", "train.steps=2") == 1
+    assert "expected once, with all settings behind it" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_resume_from_the_command_line(task_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, data = tmp_path / "run", task_run / "data"
     base = ["train", data, "--out", run, "--val", 0.25, "--no-report", *TINY]

@@ -263,6 +263,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name = _choose(program, command, rest[:1])
         command, program, rest = command[name], f"{program} {name}", rest[1:]
     try:
+        if rest.count("--set") > 1:  # the parser would keep the last one and drop the others without a word
+            raise ConfigError(
+                "--set: expected once, with all settings behind it (--set H=32 train.steps=500), got more"
+            )
         tyro.cli(command, prog=program, args=rest)
     except VolaError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
