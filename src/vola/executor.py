@@ -1,36 +1,116 @@
 """Chunks -> one action per control tick. Pure: ``step(state, plan) -> (action, state)``, one row per environment.
 
-Names: a chunk has H actions, k of them are executed before the next plan.
+Names: a chunk has H actions, k of them are executed before the next plan is asked for. A plan that was asked for
+some ticks ago (its ``age``) is taken in at index ``age``: the steps before belong to ticks that are over. The age is
+counted, never estimated.
+
+Two things can leave a tick without a decision, and both repeat the last executed action and are counted per row:
+``held``, the step is marked invalid by its plan; ``starved``, the chunk is used up and the next plan is not here yet.
+
+This file: the state, ``Receding`` and what all executors share. ``vola.ensemble`` and ``vola.realtime`` hold the
+other two.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol, final
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Bool, Float32, Float64, Int64
 
-from vola.errors import ConfigError, InputError
-from vola.types import Chunk
+from vola.errors import ConfigError, InputError, expect_positive, expect_shape
+from vola.types import Chunk, Guide
+
+Age = int | Int64[np.ndarray, " r"]
+
+
+@dataclass(frozen=True)
+class Blend:
+    """Predictions of all plans for the H ticks of the newest one: weighted sum (float64 ``B H A``), sum of weights
+    (``B H``), how many plans decided that step, and their smallest and largest action."""
+
+    total: Float64[np.ndarray, "B H A"]
+    weight: Float64[np.ndarray, "B H"]
+    count: Int64[np.ndarray, "B H"]
+    low: Float32[np.ndarray, "B H A"]
+    high: Float32[np.ndarray, "B H A"]
 
 
 @dataclass(frozen=True)
 class ExecutorState:
-    """The chunk in execution and how many of its actions are already out; a cursor of k means a plan is due."""
+    """What is executed if nothing new arrives, per row.
+
+    actions: float32 ``B H A``, index 0 = the tick whose observation the newest plan saw.
+    fresh: ``B H``, False where no plan decided and the action before is repeated.
+    cursor: the next index = ticks since that observation; -1 before the first plan of an episode.
+    held, starved: ticks of this episode without a decision (see above).
+    blend: only for executors that average.
+    """
 
     actions: Float32[np.ndarray, "B H A"]
+    fresh: Bool[np.ndarray, "B H"]
     cursor: Int64[np.ndarray, " B"]
+    held: Int64[np.ndarray, " B"]
+    starved: Int64[np.ndarray, " B"]
+    blend: Blend | None = None
 
 
+class Executor(Protocol):
+    """How chunks become actions. Settings only; everything that changes is in the state."""
+
+    def start(self, B: int, H: int, A: int) -> ExecutorState:
+        """Before the first tick: every row is due. Raises ConfigError where the settings do not fit H."""
+        ...
+
+    def due(self, state: ExecutorState) -> Bool[np.ndarray, " B"]:
+        """Rows whose next plan must be asked for now, from this tick's observation.
+
+        A row stays due until its plan is taken in; the caller knows which plans are on their way.
+        """
+        ...
+
+    def reset(self, state: ExecutorState, rows: Bool[np.ndarray, " B"]) -> ExecutorState:
+        """Forget everything of these rows; plans asked for before must not be handed in any more."""
+        ...
+
+    def guide(self, state: ExecutorState, rows: Bool[np.ndarray, " B"]) -> Guide | None:
+        """What the plans for ``rows`` (r of them) have to continue; None for executors without guidance."""
+        ...
+
+    def step(
+        self,
+        state: ExecutorState,
+        plan: Chunk | None = None,
+        rows: Bool[np.ndarray, " B"] | None = None,
+        age: Age = 0,
+    ) -> tuple[Float32[np.ndarray, "B A"], ExecutorState]:
+        """Take in the chunks that arrived for ``rows`` (all rows if None), then pop one action per row.
+
+        ``age``: ticks between the observation a plan was made from and now, one number or one per chunk. A row that
+        has not acted since its start begins at index 0 whatever the age: nothing of its plan has been executed.
+
+        Raises:
+            InputError: a row has no chunk yet and got none; ``plan`` does not have one chunk per row of ``rows``; a
+                plan is older than the one in execution; an action that would be executed is not finite.
+        """
+        ...
+
+
+@final
 @dataclass(frozen=True)
 class Receding:
-    """Receding horizon: execute k of H, then replan. k = H is open loop, k = 1 replans every tick."""
+    """Receding horizon: execute k of H, then replan. k = None is open loop (the whole chunk), k = 1 replans every tick.
 
-    k: int = 4
+    While the next plan is on its way the rest of the chunk is executed; then the new chunk replaces it at index
+    ``age``, wherever it continues from.
+    """
+
+    k: int | None = 4
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ConfigError(f"executor: expected k >= 1 executed steps, got {self.k}")
+        if self.k is not None:
+            expect_positive("executor", k=self.k)
 
     def start(self, B: int, H: int, A: int) -> ExecutorState:
         """Before the first tick: every row is due for a plan.
@@ -38,37 +118,127 @@ class Receding:
         Raises:
             ConfigError: k > H, a chunk does not last that long.
         """
-        if self.k > H:
+        if self.k is not None and self.k > H:
             raise ConfigError(f"executor: expected k <= H, got k={self.k}, H={H}. Execute fewer steps or predict more.")
-        return ExecutorState(np.zeros((B, H, A), np.float32), np.full(B, self.k))
+        return start(B, H, A)
 
     def due(self, state: ExecutorState) -> Bool[np.ndarray, " B"]:
-        """Which rows need a fresh chunk before they can act."""
-        return state.cursor >= self.k
+        """Rows that have no chunk or have executed k of it."""
+        return due(state, state.actions.shape[1] if self.k is None else self.k)
 
     def reset(self, state: ExecutorState, rows: Bool[np.ndarray, " B"]) -> ExecutorState:
         """Forget the chunks of these rows: what an episode leaves behind never reaches the next one."""
-        return replace(state, cursor=np.where(rows, self.k, state.cursor))
+        return reset(state, rows)
+
+    def guide(self, state: ExecutorState, rows: Bool[np.ndarray, " B"]) -> None:
+        """A plan starts afresh."""
 
     def step(
-        self, state: ExecutorState, plan: Chunk | None = None, rows: Bool[np.ndarray, " B"] | None = None
+        self,
+        state: ExecutorState,
+        plan: Chunk | None = None,
+        rows: Bool[np.ndarray, " B"] | None = None,
+        age: Age = 0,
     ) -> tuple[Float32[np.ndarray, "B A"], ExecutorState]:
-        """Take in the fresh chunks of ``rows`` (all rows if None), then pop one action per row.
+        """See ``Executor.step``."""
+        return pop(state if plan is None else succeed(state, plan, rows, age))
 
-        Raises:
-            InputError: a row is due and got no chunk, or ``plan`` does not have one chunk per row of ``rows``.
-        """
-        if plan is not None:
-            rows = np.ones(len(state.cursor), bool) if rows is None else rows
-            if plan.actions.shape[0] != rows.sum() or plan.actions.shape[1:] != state.actions.shape[1:]:
-                raise InputError(
-                    f"plan: expected {rows.sum()} chunks of shape {state.actions.shape[1:]}, got {plan.actions.shape}"
-                )
-            actions, cursor = state.actions.copy(), state.cursor.copy()
-            actions[rows], cursor[rows] = plan.actions, 0
-            state = ExecutorState(actions, cursor)
-        if (state.cursor >= self.k).any():
-            late = np.flatnonzero(state.cursor >= self.k).tolist()
-            raise InputError(f"executor: rows {late[:8]} have used up their chunk; plan for the rows in `due` first")
-        action = state.actions[np.arange(len(state.cursor)), state.cursor]
-        return action, replace(state, cursor=state.cursor + 1)
+
+def start(B: int, H: int, A: int) -> ExecutorState:
+    """B rows without a chunk."""
+    none = np.zeros(B, np.int64)
+    return ExecutorState(np.zeros((B, H, A), np.float32), np.zeros((B, H), bool), np.full(B, -1), none, none.copy())
+
+
+def due(state: ExecutorState, k: int) -> Bool[np.ndarray, " B"]:
+    """Rows without a chunk, or k ticks after the observation of their newest plan."""
+    return (state.cursor < 0) | (state.cursor >= k)
+
+
+def reset(state: ExecutorState, rows: Bool[np.ndarray, " B"]) -> ExecutorState:
+    """These rows as before their first plan, with counts of 0."""
+    rows = _mask(rows, len(state.cursor))
+    cursor, held, starved = np.where(rows, -1, state.cursor), state.held * ~rows, state.starved * ~rows
+    return replace(state, cursor=cursor, held=held, starved=starved)
+
+
+def pop(state: ExecutorState) -> tuple[Float32[np.ndarray, "B A"], ExecutorState]:
+    """One action per row. Raises InputError where a row never got a chunk."""
+    cursor, last = state.cursor, state.actions.shape[1] - 1
+    if (cursor < 0).any():
+        late = np.flatnonzero(cursor < 0).tolist()
+        raise InputError(
+            f"executor: rows {late[:8]} have no chunk, or their old one was used up before a reset. Hand in a plan for "
+            "the rows in `due` first; the first plan of an episode must be waited for."
+        )
+    rows = np.arange(len(cursor))
+    at = np.minimum(cursor, last)
+    over = cursor > last
+    held = state.held + ~(state.fresh[rows, at] | over)
+    next_ = ExecutorState(state.actions, state.fresh, cursor + 1, held, state.starved + over, state.blend)
+    return state.actions[rows, at], next_
+
+
+def succeed(
+    state: ExecutorState, plan: Chunk, rows: Bool[np.ndarray, " B"] | None = None, age: Age = 0
+) -> ExecutorState:
+    """The state after new chunks replaced those of ``rows``, each at index ``age``."""
+    index, ages = arrivals(state, plan, rows, age)
+    return put(state, index, ages, plan.actions, plan.valid)
+
+
+def arrivals(
+    state: ExecutorState, plan: Chunk, rows: Bool[np.ndarray, " B"] | None, age: Age
+) -> tuple[Int64[np.ndarray, " r"], Int64[np.ndarray, " r"]]:
+    """Row number and the index to begin at, per chunk of ``plan``; raises what ``Executor.step`` raises."""
+    B, H, A = state.actions.shape
+    index = np.arange(B) if rows is None else np.flatnonzero(_mask(rows, B))
+    if plan.actions.shape != (len(index), H, A):
+        raise InputError(f"plan: expected {len(index)} chunks of shape {(H, A)}, got {plan.actions.shape}")
+    expect_shape("plan.valid", plan.valid, "B H", B=len(index), H=H)
+    given = np.asarray(age)
+    if given.dtype.kind != "i" or given.shape not in ((), (len(index),)) or (given < 0).any():
+        raise InputError(f"age: expected whole numbers >= 0, one or one per chunk ({len(index)}), got {age!r:.80}")
+    cursor = state.cursor[index]
+    ages = np.where(cursor < 0, 0, given)
+    late = ages >= cursor
+    if (late & (cursor >= 0)).any():
+        bad = int(np.flatnonzero(late & (cursor >= 0))[0])
+        raise InputError(
+            f"age: expected a newer plan than the one in execution, whose observation row {index[bad]} saw "
+            f"{cursor[bad]} ticks ago, got one of age {ages[bad]}. Drop plans that were overtaken."
+        )
+    return index, ages
+
+
+def put(
+    state: ExecutorState,
+    index: Int64[np.ndarray, " r"],
+    ages: Int64[np.ndarray, " r"],
+    actions: Float32[np.ndarray, "r H A"],
+    fresh: Bool[np.ndarray, "r H"],
+) -> ExecutorState:
+    """Write ``actions`` to rows ``index`` with their cursor at ``ages``; steps that are not fresh become the action
+    that will have been executed before. Where nothing was executed yet the first action stands as it is."""
+    H = actions.shape[1]
+    cursor = state.cursor[index]
+    before = state.actions[index, np.clip(cursor - 1, 0, H - 1)]
+    before = np.where((cursor < 0)[:, None], actions[:, 0], before)
+    steps = np.arange(H)
+    decided = fresh & (steps >= ages[:, None])
+    source = np.maximum.accumulate(np.where(decided, steps, -1), axis=1)
+    held = np.where((source >= 0)[..., None], np.take_along_axis(actions, np.maximum(source, 0)[..., None], 1),
+                    before[:, None])  # fmt: skip
+    if not np.isfinite(held).all():
+        bad = index[~np.isfinite(held).all((1, 2))].tolist()
+        raise InputError(f"plan: expected finite actions, got NaN or infinity for the rows {bad[:8]}")
+    new_actions, new_fresh, new_cursor = state.actions.copy(), state.fresh.copy(), state.cursor.copy()
+    new_actions[index], new_fresh[index], new_cursor[index] = held, decided, ages
+    return replace(state, actions=new_actions, fresh=new_fresh, cursor=new_cursor)
+
+
+def _mask(rows: Bool[np.ndarray, " B"], B: int) -> Bool[np.ndarray, " B"]:
+    mask = np.asarray(rows)
+    if mask.dtype != np.bool_ or mask.shape != (B,):
+        raise InputError(f"rows: expected {B} times True or False, got {mask.dtype} of shape {mask.shape}")
+    return mask

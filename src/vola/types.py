@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64, UInt8
@@ -156,16 +156,44 @@ class Observation:
 
 @dataclass(frozen=True)
 class Chunk:
-    """The H actions from now on: float32 ``B H A`` in physical units; ``valid`` bool ``B H`` is False past the
-    end of the episode."""
+    """The H actions from now on: float32 ``B H A`` in physical units.
+
+    valid: bool ``B H``. In training False past the end of the episode; in a plan False where the step carries no
+        decision, and the executor repeats the last executed action.
+    malformed: bool ``B``, True where the tokens of a plan did not decode; None where there are no tokens.
+    """
 
     actions: Float32[np.ndarray, "B H A"]
     valid: Bool[np.ndarray, "B H"]
+    malformed: Bool[np.ndarray, " B"] | None = None
 
     def check(self, spec: ActionSpec, H: int) -> None:
         """Raises InputError on a wrong shape."""
         sizes = expect_shape("actions", self.actions, "B H A", H=H, A=spec.size)
         expect_shape("valid", self.valid, "B H", B=sizes["B"], H=H)
+        if self.malformed is not None:
+            expect_shape("malformed", self.malformed, "B", B=sizes["B"])
+
+
+@dataclass(frozen=True)
+class Guide:
+    """What a new plan has to continue (real-time chunking, Black et al. 2025). Index 0 is the first action of the
+    new chunk, which is the action of this tick.
+
+    actions: float32 ``B H A``, physical units: the rest of the chunk in execution; zeros where the weight is 0.
+    weights: float32 ``B H``: 1 = keep this step, 0 = free.
+    delay: int64 ``B``: the first ``delay`` steps will be executed before the new chunk takes over.
+    method: "vjp" guides each integration step by the vector-Jacobian product of the paper, "identity" by the
+        weighted error itself (LeRobot), "prefix" hands the first ``delay`` steps over as clean actions, for
+        networks trained that way (arXiv 2512.05964).
+    limit: largest gain of the guidance (beta_max of the paper).
+    """
+
+    actions: Float32[np.ndarray, "B H A"]
+    weights: Float32[np.ndarray, "B H"]
+    delay: Int64[np.ndarray, " B"]
+    method: Literal["vjp", "identity", "prefix"]
+    limit: float
 
 
 @dataclass(frozen=True)
@@ -187,7 +215,8 @@ class Planner(Protocol):
     """Whatever turns an observation into a chunk: a trained Policy or an expert bound to an environment.
 
     ``rngs`` holds one generator per sample, all the randomness a plan may use: what sample b gets does not depend
-    on which other samples share the batch.
+    on which other samples share the batch. ``guide`` is given only by executors that guide; a planner that cannot
+    be guided refuses it with a ConfigError.
     """
 
     @property
@@ -196,7 +225,9 @@ class Planner(Protocol):
     @property
     def chunk_length(self) -> int: ...
 
-    def plan(self, observation: Observation, rngs: Sequence[np.random.Generator]) -> Chunk: ...
+    def plan(
+        self, observation: Observation, rngs: Sequence[np.random.Generator], guide: Guide | None = None
+    ) -> Chunk: ...
 
 
 def select(observation: Observation, rows: np.ndarray) -> Observation:
@@ -209,6 +240,12 @@ def select(observation: Observation, rows: np.ndarray) -> Observation:
         state_valid=observation.state_valid[rows],
         instruction=tuple(np.asarray(observation.instruction, dtype=object)[rows].tolist()),
     )
+
+
+def pick(chunk: Chunk, rows: np.ndarray) -> Chunk:
+    """The chunks of some of the B samples; ``rows`` is an index or bool array."""
+    malformed = None if chunk.malformed is None else chunk.malformed[rows]
+    return Chunk(chunk.actions[rows], chunk.valid[rows], malformed)
 
 
 def fake(spec: RobotSpec, B: int, T: int, H: int, rng: np.random.Generator) -> Batch:

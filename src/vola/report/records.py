@@ -284,6 +284,7 @@ _COLUMNS = {
     "policy": str, "role": str, "task": str, "instruction": str, "seed": int, "start_hash": str,
     "success": bool, "length": int, "plan_ms": float, "failure": str,
 }  # fmt: skip
+_LATER = {"malformed": int, "starved": int}  # 0 in files that were written before there were such counts
 
 
 def read_rollouts(run: Path) -> tuple[EpisodeResult, ...]:
@@ -298,11 +299,12 @@ def read_rollouts(run: Path) -> tuple[EpisodeResult, ...]:
     missing = [name for name in _COLUMNS if name not in table.column_names]
     if missing:
         raise DataError(f"{file}: expected the columns {list(_COLUMNS)}, got {table.column_names}; missing: {missing}")
+    columns = _COLUMNS | {name: kind for name, kind in _LATER.items() if name in table.column_names}
     rows = []
-    for number, row in enumerate(table.select(list(_COLUMNS)).to_pylist()):
+    for number, row in enumerate(table.select(list(columns)).to_pylist()):
         row["plan_ms"] = math.nan if row["plan_ms"] is None else row["plan_ms"]
         row["failure"] = row["failure"] or ""
-        for name, kind in _COLUMNS.items():
+        for name, kind in columns.items():
             fits = isinstance(row[name], (int, float) if kind is float else kind)
             if not fits or (isinstance(row[name], bool) and kind is not bool):
                 raise DataError(f"{file}, row {number}: expected a {kind.__name__} as {name}, got {row[name]!r:.80}")
