@@ -44,16 +44,30 @@ class ExecutorState:
     actions: float32 ``B H A``, index 0 = the tick whose observation the newest plan saw.
     fresh: ``B H``, False where no plan decided and the action before is repeated.
     cursor: the next index = ticks since that observation; -1 before the first plan of an episode.
-    held, starved: ticks of this episode without a decision (see above).
+    begun: the index at which the newest plan was taken in.
+    earlier: ``2 B``, ``held`` and ``starved`` up to then.
     blend: only for executors that average.
     """
 
     actions: Float32[np.ndarray, "B H A"]
     fresh: Bool[np.ndarray, "B H"]
     cursor: Int64[np.ndarray, " B"]
-    held: Int64[np.ndarray, " B"]
-    starved: Int64[np.ndarray, " B"]
+    begun: Int64[np.ndarray, " B"]
+    earlier: Int64[np.ndarray, "2 B"]
     blend: Blend | None = None
+
+    # Counted when asked for and not at every tick: popping an action stays cheap.
+    @property
+    def held(self) -> Int64[np.ndarray, " B"]:
+        """Ticks of this episode that repeated the last action because no plan decided the step."""
+        steps = np.arange(self.fresh.shape[1])
+        over = (steps >= self.begun[:, None]) & (steps < self.cursor[:, None])
+        return self.earlier[0] + (over & ~self.fresh).sum(1)
+
+    @property
+    def starved(self) -> Int64[np.ndarray, " B"]:
+        """Ticks of this episode that repeated the last action because the chunk was used up."""
+        return self.earlier[1] + np.maximum(self.cursor - np.maximum(self.begun, self.fresh.shape[1]), 0)
 
 
 class Executor(Protocol):
@@ -146,8 +160,8 @@ class Receding:
 
 def start(B: int, H: int, A: int) -> ExecutorState:
     """B rows without a chunk."""
-    none = np.zeros(B, np.int64)
-    return ExecutorState(np.zeros((B, H, A), np.float32), np.zeros((B, H), bool), np.full(B, -1), none, none.copy())
+    actions, fresh = np.zeros((B, H, A), np.float32), np.zeros((B, H), bool)
+    return ExecutorState(actions, fresh, np.full(B, -1), np.zeros(B, np.int64), np.zeros((2, B), np.int64))
 
 
 def due(state: ExecutorState, k: int) -> Bool[np.ndarray, " B"]:
@@ -158,25 +172,22 @@ def due(state: ExecutorState, k: int) -> Bool[np.ndarray, " B"]:
 def reset(state: ExecutorState, rows: Bool[np.ndarray, " B"]) -> ExecutorState:
     """These rows as before their first plan, with counts of 0."""
     rows = _mask(rows, len(state.cursor))
-    cursor, held, starved = np.where(rows, -1, state.cursor), state.held * ~rows, state.starved * ~rows
-    return replace(state, cursor=cursor, held=held, starved=starved)
+    cursor, begun = np.where(rows, -1, state.cursor), np.where(rows, 0, state.begun)
+    return replace(state, cursor=cursor, begun=begun, earlier=np.where(rows, 0, state.earlier))
 
 
 def pop(state: ExecutorState) -> tuple[Float32[np.ndarray, "B A"], ExecutorState]:
     """One action per row. Raises InputError where a row never got a chunk."""
     cursor, last = state.cursor, state.actions.shape[1] - 1
-    if (cursor < 0).any():
+    if np.minimum.reduce(cursor, initial=0) < 0:
         late = np.flatnonzero(cursor < 0).tolist()
         raise InputError(
             f"executor: rows {late[:8]} have no chunk, or their old one was used up before a reset. Hand in a plan for "
             "the rows in `due` first; the first plan of an episode must be waited for."
         )
-    rows = np.arange(len(cursor))
-    at = np.minimum(cursor, last)
-    over = cursor > last
-    held = state.held + ~(state.fresh[rows, at] | over)
-    next_ = ExecutorState(state.actions, state.fresh, cursor + 1, held, state.starved + over, state.blend)
-    return state.actions[rows, at], next_
+    # A used-up chunk ends with the action that was executed last.
+    action = state.actions[np.arange(len(cursor)), np.minimum(cursor, last)]
+    return action, ExecutorState(state.actions, state.fresh, cursor + 1, state.begun, state.earlier, state.blend)
 
 
 def succeed(
@@ -232,9 +243,11 @@ def put(
     if not np.isfinite(held).all():
         bad = index[~np.isfinite(held).all((1, 2))].tolist()
         raise InputError(f"plan: expected finite actions, got NaN or infinity for the rows {bad[:8]}")
-    new_actions, new_fresh, new_cursor = state.actions.copy(), state.fresh.copy(), state.cursor.copy()
-    new_actions[index], new_fresh[index], new_cursor[index] = held, decided, ages
-    return replace(state, actions=new_actions, fresh=new_fresh, cursor=new_cursor)
+    new = [part.copy() for part in (state.actions, state.fresh, state.cursor, state.begun, state.earlier.T)]
+    counts = np.stack([state.held, state.starved], 1)[index]
+    for part, value in zip(new, (held, decided, ages, ages, counts), strict=True):
+        part[index] = value
+    return replace(state, actions=new[0], fresh=new[1], cursor=new[2], begun=new[3], earlier=new[4].T)
 
 
 def _mask(rows: Bool[np.ndarray, " B"], B: int) -> Bool[np.ndarray, " B"]:

@@ -119,8 +119,8 @@ def rollout(
         film: which episodes (places in ``seeds``) to film, ``film_size`` pixels square, first frame = start state.
         latency: ticks until a plan arrives while the scenes go on with what ``execute`` has; None: the scenes stand
             still while planning. Either way they stand still for the **first** plan of an episode, as a robot
-            waits before it starts. One plan per scene is on its way at a time. What it costs in ticks is drawn from
-            a generator per scene, so it does not depend on the batch.
+            waits before it starts. One plan per scene is on its way at a time; the next is asked for in the tick
+            after it landed at the earliest. Latencies are drawn per scene and do not depend on the batch.
 
     Raises:
         InputError: no seeds. ConfigError: ``execute`` needs longer chunks than the planner makes, or guides a planner
