@@ -150,15 +150,17 @@ def test_round_trip_error_is_that_of_rounding(pieces, scale) -> None:
     error = found.chunks - x
     rms, worst = tokenizer.floor()
     assert (np.abs(error).max((0, 1)) <= worst + 1e-6).all()
-    assert (np.sqrt((error**2).mean((0, 1))) <= 1.05 * rms).all()
+    np.testing.assert_allclose(np.sqrt((error**2).mean((0, 1))), rms, rtol=1e-5)
+    assert (rms < 1.05 / (scale * np.sqrt(12))).all()
 
 
 def test_floor_holds_for_wide_spectra_and_its_worst_is_reached() -> None:
     x = np.random.default_rng(0).uniform(-1, 1, (500, H, A))
     tokenizer = FastConfig(vocabulary=2048, scale=100.0).fit(x)
     rms, worst = tokenizer.floor()
-    error = tokenizer.decode(tokenizer.encode(x), H, A).chunks - x
-    np.testing.assert_allclose(np.sqrt((error**2).mean((0, 1))), rms, rtol=0.02)
+    formula = replace(tokenizer, rms=()).floor()[0]
+    np.testing.assert_allclose(formula, 1 / (100 * np.sqrt(12)))
+    np.testing.assert_allclose(rms, formula, rtol=0.02)
     basis = idct(np.eye(H), axis=0, norm="ortho")  # [h, j]
     hardest = np.abs(basis).sum(1).argmax()
     spectrum = 0.4999 / 100 * np.sign(basis[hardest])
@@ -301,6 +303,19 @@ def test_a_coefficient_that_training_never_saw_is_not_lost(io, published) -> Non
     assert published.count_clipped(x)[0].tolist() == [0, 0, 1, 0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("pieces", ["byte_level", "whole"])
+def test_a_margin_writes_what_training_did_not_show(pieces) -> None:
+    x = smooth(200)
+    wide = FastConfig(pieces=pieces, margin=1.0).fit(x)
+    assert wide._writable.all()
+    larger = 2 * smooth(50, seed=5)
+    assert FastConfig(pieces=pieces).fit(x).count_clipped(larger)[0].sum() > 0
+    assert wide.count_clipped(larger)[0].sum() == 0
+    found = wide.decode(wide.encode(larger), H, A)
+    assert not found.malformed.any()
+    assert (np.abs(found.chunks - larger) <= wide.floor()[1] + 1e-6).all()
+
+
 def test_T08_more_scale_is_less_error_and_more_tokens() -> None:
     x = smooth(300)
     errors, lengths = [], []
@@ -330,6 +345,7 @@ def test_settings_and_files_that_mean_nothing_are_refused(small) -> None:
         {"vocabulary": 0},
         {"min_frequency": 1.5},
         {"reach": -1.0},
+        {"margin": -0.5},
         {"pieces": "words"},
         {"on_malformed": "zeros"},
     ):

@@ -205,6 +205,38 @@ def data_collect(
     print(f"{written} episodes in {out}")
 
 
+def data_tokens(
+    path: Positional[Path],
+    H: int = 16,
+    kinds: tuple[str, ...] = (),
+    relative: bool = False,
+    val: float = 0.2,
+    missing_video: Literal["skip", "blind", "refuse"] = "blind",
+) -> None:
+    """Compare action tokenizers on a LeRobot dataset: error in physical units, tokens and bits per chunk, clipping.
+
+    Args:
+        path: folder of the dataset.
+        H: chunk length in steps.
+        kinds: which, e.g. midpoint:256 truncated:256 edges:256 quantile:64 fast:10 fast-wide:10 (bins, or FAST scale).
+        relative: tokenize actions as offsets from the current state where both share a name.
+        val: share of episodes held out; all figures are measured on them.
+        missing_video: episodes whose video is absent: leave out, use their numbers, or refuse.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from vola.data.lerobot import open_lerobot
+    from vola.data.tokens import KINDS, describe_tokens, measure
+    from vola.data.transforms import RelativeActions, Transforms
+
+    dataset = open_lerobot(path, missing_video=missing_video)
+    transforms = Transforms((RelativeActions.by_name(dataset.spec),)) if relative else Transforms()
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        found = measure(dataset, H, kinds or KINDS, transforms, val, progress=progress)
+    Console().print(describe_tokens(found))
+
+
 def parse_overrides(pairs: Sequence[str]) -> dict[str, Any]:
     """``["H=32", "head.time=beta"]`` -> a dictionary; values are JSON where they parse as such, else text.
 
@@ -251,7 +283,7 @@ COMMANDS: dict[str, Any] = {
     "eval": evaluate,
     "report": report,
     "show": show,
-    "data": {"info": data_info, "collect": data_collect},
+    "data": {"info": data_info, "collect": data_collect, "tokens": data_tokens},
 }
 
 

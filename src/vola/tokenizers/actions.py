@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
@@ -42,6 +42,7 @@ class Decoded:
         return np.isfinite(self.chunks).all(axis=(1, 2))
 
 
+@runtime_checkable
 class ActionTokenizer(Protocol):
     """A fitted tokenizer: a value without hidden state, stored in the checkpoint as JSON."""
 
@@ -110,7 +111,8 @@ def checked_chunks(chunks: np.ndarray, valid: np.ndarray | None, A: int | None =
     last = np.maximum.accumulate(np.where(mask, np.arange(H), -1), axis=1)
     source = np.where(last >= 0, last, mask.argmax(axis=1)[:, None])
     held = np.take_along_axis(values, source[..., None], axis=1)
-    return np.where(mask.any(axis=1)[:, None, None], held, 0.0), mask
+    held[~mask.any(axis=1)] = 0.0
+    return held, mask
 
 
 def checked_tokens(tokens: Tokens, H: int, A: int) -> list[np.ndarray]:

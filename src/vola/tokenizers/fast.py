@@ -26,7 +26,7 @@ Pieces = Literal["byte_level", "whole"]
 
 # Code points from here on are surrogates, which are no characters: a BPE refuses them.
 FIRST_SURROGATE = 0xD800
-_SAVED = ("scale", "low", "high", "H", "A", "length", "on_malformed")
+_SAVED = ("scale", "low", "high", "H", "A", "length", "rms", "on_malformed")
 SLACK = 1.25  # a chunk never seen may need this much more tokens than the longest training chunk
 
 
@@ -37,7 +37,9 @@ class FastConfig:
 
     scale: coefficients per normalised unit before rounding. vocabulary: BPE tokens (the end token comes on top).
     min_frequency: a pair must occur this often to be merged. reach: coefficients beyond those of a chunk that is
-    constant at +-reach are saturated, so that an outlier in the data cannot fill the alphabet.
+    constant at +-reach are saturated, so that an outlier in the data cannot fill the alphabet. margin: how much
+    further than the training coefficients the alphabet extends at both ends, as a share of their range; 0, as
+    published, saturates every motion larger than those of the training set.
     pieces: "byte_level" is the published pipeline, which works on UTF-8 bytes and never merges across changes between
     letters, digits and other characters; "whole" merges anywhere, one symbol per coefficient.
     on_malformed: what ``decode`` makes of a sequence that is no chunk; all three are flagged or raised.
@@ -52,6 +54,7 @@ class FastConfig:
     vocabulary: int = 1024
     min_frequency: int = 2
     reach: float = 4.0
+    margin: float = 0.0
     pieces: Pieces = "byte_level"
     on_malformed: OnMalformed = "repeat"
     sources: ClassVar[tuple[Source, ...]] = (
@@ -63,6 +66,8 @@ class FastConfig:
         for name in ("scale", "reach"):
             if not (np.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise ConfigError(f"FastConfig: expected {name} > 0, got {getattr(self, name)!r}")
+        if not (np.isfinite(self.margin) and self.margin >= 0):
+            raise ConfigError(f"FastConfig: expected margin >= 0, got {self.margin!r}")
         if self.pieces not in get_args(Pieces):
             raise ConfigError(f"FastConfig: expected pieces in {get_args(Pieces)}, got {self.pieces!r}")
         _check_policy(self.on_malformed)
@@ -81,15 +86,18 @@ class FastConfig:
         N, H, A = held.shape
         whole = coefficients(held, self.scale).reshape(N, H * A)
         limit = int(np.ceil(self.reach * np.sqrt(H) * self.scale))
-        low, high = (int(np.clip(f(whole), -limit, limit)) for f in (np.min, np.max))
+        more = int(np.ceil(self.margin * (int(whole.max()) - int(whole.min()))))
+        low, high = (int(np.clip(v, -limit, limit)) for v in (int(whole.min()) - more, int(whole.max()) + more))
         span = high - low + 1
         if span > self.vocabulary or span > FIRST_SURROGATE:
             raise ConfigError(
                 f"FAST: the coefficients take {span} values ({low}..{high}), the vocabulary has {self.vocabulary} "
-                f"tokens. Lower scale={self.scale:g} or reach={self.reach:g}, or raise the vocabulary."
+                f"tokens. Lower scale={self.scale:g}, margin or reach={self.reach:g}, or raise the vocabulary."
             )
         texts = ["".join(map(chr, row)) for row in (np.clip(whole, low, high) - low).tolist()]
-        fitted = FastTokenizer(_train(texts, span, self), self.scale, low, high, H, A, 0, self.on_malformed)
+        lost = (whole - self.scale * dct(held, axis=1, norm="ortho").reshape(N, H * A)) / self.scale
+        rms = tuple(np.sqrt((lost.reshape(-1, A) ** 2).mean(0)).tolist())
+        fitted = FastTokenizer(_train(texts, span, self), self.scale, low, high, H, A, 0, rms, self.on_malformed)
         longest = max(len(row) for row in fitted._rows(whole))
         return replace(fitted, length=min(int(np.ceil(SLACK * longest)) + 1, fitted._bound(H, A)))
 
@@ -156,7 +164,7 @@ class FastTokenizer:
 
     A coefficient that has no character, or one whose character the BPE cannot write (a byte never seen in training),
     is replaced by the nearest that it can; ``count_clipped`` counts these. H and A are of the training chunks and
-    only serve ``longest`` and ``floor``.
+    only serve ``longest`` and ``floor``; ``rms`` (A) is the rounding error measured on those, () where there were none.
 
     Raises:
         ConfigError: an empty or too wide range of coefficients, or a BPE that can write none of them.
@@ -169,6 +177,7 @@ class FastTokenizer:
     H: int
     A: int
     length: int
+    rms: tuple[float, ...] = ()
     on_malformed: OnMalformed = "repeat"
 
     def __post_init__(self) -> None:
@@ -295,18 +304,21 @@ class FastTokenizer:
     def floor(self) -> tuple[np.ndarray, np.ndarray]:
         """(rms ``A``, worst ``A``) of rounding, normalised units, saturation apart.
 
-        rms = 1/(scale sqrt 12): the orthonormal transform keeps the error of the coefficients. It holds where
-        coefficients spread over several integers; those that round to 0 lose less. worst = half a step in every
-        coefficient, all of the signs that add up at one step: max_h sum_j |C_jh| / (2 scale).
+        The orthonormal transform keeps the error of the coefficients. rms is measured on the training chunks; without
+        them it is 1/(scale sqrt 12), which holds where coefficients spread over several integers (those that round
+        to 0 lose less, so for smooth chunks it is too high). worst = half a step in every coefficient, all of the
+        signs that add up at one step: max_h sum_j |C_jh| / (2 scale).
         """
         C = dct(np.eye(self.H), axis=0, norm="ortho")
         worst = np.abs(C).sum(axis=0).max() / (2 * self.scale)
-        return np.full(self.A, 1 / (self.scale * np.sqrt(12))), np.full(self.A, worst)
+        rms = np.array(self.rms) if self.rms else np.full(self.A, 1 / (self.scale * np.sqrt(12)))
+        return rms, np.full(self.A, worst)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, the BPE's tokens and merges among them."""
         pairs = {"tokens": list(self.pairs.tokens), "merges": [list(m) for m in self.pairs.merges]}
-        return {"kind": "fast", "pieces": self.pairs.pieces, **pairs, **{n: getattr(self, n) for n in _SAVED}}
+        saved = {n: getattr(self, n) for n in _SAVED} | {"rms": list(self.rms)}
+        return {"kind": "fast", "pieces": self.pairs.pieces, **pairs, **saved}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> FastTokenizer:
@@ -321,7 +333,7 @@ class FastTokenizer:
         try:
             merges = tuple((first, second) for first, second in data["merges"])
             pairs = BytePairs(tuple(data["tokens"]), merges, data["pieces"])
-            return FastTokenizer(pairs, **{k: data[k] for k in _SAVED})
+            return FastTokenizer(pairs, **{k: data[k] for k in _SAVED} | {"rms": tuple(data["rms"])})
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"action tokenizer: a damaged entry ({error}). Restore the file.") from None
 
@@ -347,12 +359,17 @@ def _pipeline(model: models.BPE, pieces: Pieces) -> Tokenizer:
 
 def _train(texts: list[str], span: int, config: FastConfig) -> BytePairs:
     library = _pipeline(models.BPE(), config.pieces)
+    alphabet = [chr(i) for i in range(span)]
+    if config.margin and config.pieces == "byte_level":
+        # What training did not show must still be writable: the byte-level spelling of every character.
+        spelling = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        alphabet = sorted({*alphabet, *(c for char in alphabet for c in spelling.pre_tokenize_str(char)[0][0])})
     trainer = trainers.BpeTrainer(
         vocab_size=config.vocabulary,
         min_frequency=config.min_frequency,
         show_progress=False,
         special_tokens=[],
-        initial_alphabet=[chr(i) for i in range(span)],
+        initial_alphabet=alphabet,
         max_token_length=10_000,
     )
     library.train_from_iterator(texts, trainer=trainer)
