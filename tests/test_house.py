@@ -15,17 +15,19 @@ SOURCE = Path(__file__).parents[1] / "src" / "vola"
 # Top to bottom as in ARCHITECTURE.md. A file imports only from lines above its own (files of a package in order).
 LAYERS = """
 types errors cite
-theory: statistics
-envs: painting tasks tabletop experts gym_env gym_ids
+theory: quantisation statistics filters compounding
+envs: painting scene tasks insert chase tabletop experts gym_env gym_ids
 data: episodes png video transforms stats lerobot_meta lerobot_files lerobot_finalise lerobot_write lerobot
 data: windows mixture idle summary
-tokenizers: text
+tokenizers: text actions bins fast
+data: tokens
 model: mask_text layout layouts attention positions norms layers trunk vision language backbone networks
-heads: base regression flow
-fit policy executor system checkpoint
-systems: pi0 regression
+model: token_networks
+heads: base tokens regression flow categorical fast pairing
+fit policy executor ensemble realtime system checkpoint
+systems: pi0 regression heads
 train: optim loop throughput
-rollout: rollout collect samples heldout
+rollout: latency rollout collect dagger samples heldout
 report: records heldout words theme charts animation sections page
 summary workflow demo show cli __main__
 """
