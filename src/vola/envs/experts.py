@@ -13,8 +13,11 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int
 
+from vola.envs.chase import Chase, future
+from vola.envs.insert import Insert
+from vola.envs.scene import World, distance
 from vola.envs.tabletop import Tabletop, TabletopConfig
-from vola.envs.tasks import Detour, Push, World, distance
+from vola.envs.tasks import Detour, Push
 from vola.errors import ConfigError, InputError
 from vola.types import Chunk, Observation
 
@@ -23,6 +26,9 @@ Sides = Literal["both", "left", "right", "near"]
 
 CLEARANCE = 0.20  # m, waypoints of the detour beside the ends of the wall
 MARGIN = 0.10  # m, and below and above it
+WINDY_CLEARANCE = 0.25  # m, where kicks are to be expected
+SIDE_SLACK = 0.10  # m, how far beyond the middle a robot counts as gone to the other side
+HOVER = 0.07  # m below the mouth of a slot, where the last correction is made
 LATERAL_GAIN = 1.2  # of pushing: sideways correction per metre off the line to the goal
 
 
@@ -50,7 +56,8 @@ class Expert:
         return 1
 
     def plan(self, observation: Observation, rngs: Sequence[np.random.Generator] = ()) -> Chunk:
-        """The next displacement (m) of every scene; only the size of ``observation`` is used, ``rngs`` not at all.
+        """The next action (m, as ``table.spec.action`` says) of every scene; only the size of ``observation`` is used,
+        ``rngs`` not at all.
 
         Raises:
             InputError: the observation is not of all n scenes of the bound table.
@@ -64,15 +71,19 @@ class Expert:
         return Chunk(actions, np.ones(actions.shape[:2], bool))
 
     def act(self) -> Float[np.ndarray, "n 2"]:
-        """The next displacement (m) of every scene."""
+        """The next action (m) of every scene: a displacement, or the place one step away where actions are places."""
         task, world = self._table.config.task, self._table.world
         if isinstance(task, Detour):
-            wanted = _detour(task, world, self._resolved(world))
+            move = detour_move(task, world, self._resolved(world))
         elif isinstance(task, Push):
-            wanted = _push(task, world)
+            move = _shorten(_push(task, world), task.speed)
+        elif isinstance(task, Insert):
+            move = _shorten(_insert(task, world), task.speed)
+        elif isinstance(task, Chase):
+            move = _shorten(_chase(task, world), task.speed)
         else:
-            wanted = world.goal - world.robot
-        return _shorten(wanted, task.speed)
+            move = _shorten(world.goal - world.robot, task.speed)
+        return np.clip(world.robot + move, -1, 1) if task.action_kind == "position" else move
 
     def _resolved(self, world: World) -> np.ndarray:
         """A side per scene, "nearer" decided by where the episode started."""
@@ -80,8 +91,25 @@ class Expert:
         sides = np.zeros(n, np.int64) if self._sides is None else self._sides
         if len(sides) != n:
             raise InputError(f"sides: expected one per scene, n={n}, got {len(sides)}")
-        near = np.where(self._table.start.robot[:, 0] < world.wall[:, 0], LEFT, RIGHT)
-        return np.where(sides == NEAR, near, sides)
+        return np.where(sides == NEAR, nearer_sides(self._table.start), sides)
+
+
+def nearer_sides(world: World, before: Int[np.ndarray, " n"] | None = None) -> Int[np.ndarray, " n"]:
+    """The side of the wall (-1, +1) that each robot is on.
+
+    before: the sides chosen a step ago; one is changed only where the robot is more than ``SIDE_SLACK`` beyond the
+    middle, so that one episode keeps one side unless its robot really goes round the other way.
+    """
+    aside = world.robot[:, 0] - world.wall[:, 0]
+    near = np.where(aside < 0, LEFT, RIGHT)
+    return near if before is None else np.where(np.abs(aside) > SIDE_SLACK, near, before)
+
+
+def detour_move(task: Detour, world: World, sides: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n 2"]:
+    """The displacement (m) of one step round the wall on the given sides (-1, +1), at most ``task.speed`` long."""
+    if task.wind > 0:
+        return _windy(task, world, sides)
+    return _shorten(_detour(task, world, sides), task.speed)
 
 
 def _detour(task: Detour, world: World, sides: np.ndarray) -> np.ndarray:
@@ -94,6 +122,35 @@ def _detour(task: Detour, world: World, sides: np.ndarray) -> np.ndarray:
     above = world.robot[:, 1] > high[:, 1] - 1e-6
     target = np.where(above[:, None], world.goal, np.where(clear[:, None], high, low))
     return target - world.robot
+
+
+def _windy(task: Detour, world: World, sides: np.ndarray) -> np.ndarray:
+    """Sideways first, and only with what is left of the speed up or against the wind."""
+    sideways = world.wall[:, 0] + sides * (task.wall_half_width + WINDY_CLEARANCE) - world.robot[:, 0]
+    dx = np.clip(sideways, -task.speed, task.speed)
+    rest = np.sqrt(np.maximum(task.speed**2 - dx**2, 0.0))
+    clear = sides * sideways < WINDY_CLEARANCE / 5
+    below = np.stack([dx, np.where(clear, rest, -rest)], axis=1)
+    past = world.robot[:, 1] > world.wall[:, 1] + task.wall_half_height + WINDY_CLEARANCE
+    straight = _shorten(world.goal - world.robot - task.carried(world), task.speed)
+    return np.where(past[:, None], straight, below)
+
+
+def _insert(task: Insert, world: World) -> np.ndarray:
+    """To the point below the mouth, and through it only when the error left is small against the tolerance."""
+    offset = world.goal - world.robot
+    aligned = (np.abs(offset[:, 0]) < min(task.tolerance / 3, 0.01)) & (offset[:, 1] < HOVER + task.speed / 2)
+    through = np.stack([offset[:, 0], np.full(len(offset), task.speed)], axis=1)
+    return np.where(aligned[:, None], through, offset - (0.0, HOVER))
+
+
+def _chase(task: Chase, world: World) -> np.ndarray:
+    """To the first place of the disc that can be reached in time."""
+    places = future(world)
+    steps = np.arange(1, places.shape[1] + 1)
+    reachable = distance(world.robot[:, None], places) - task.goal_radius / 2 <= task.speed * steps
+    first = np.where(reachable.any(axis=1), reachable.argmax(axis=1), places.shape[1] - 1)
+    return places[np.arange(len(places)), first] - world.robot
 
 
 def _push(task: Push, world: World) -> np.ndarray:

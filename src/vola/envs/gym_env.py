@@ -1,9 +1,9 @@
 """Tabletop as a Gymnasium environment, single and vectorised.
 
-Observation: ``{"image": uint8 Y X 3, "state": float32 S, "instruction": str}``; action: float32 2, displacement (m).
-Reward 1 in the step that succeeds, else 0. ``info`` holds seed, start_hash, success and failure ("" or one of
-``vola.envs.tasks.FAILURES``) in every step. A scene's seed is the ``seed`` of reset; later episodes draw theirs from
-the environment's own generator, so a vector environment plays the same episodes as single ones.
+Observation: ``{"image": uint8 Y X 3, "state": float32 S, "instruction": str}``; action: float32 2, a displacement or
+a place (m). Reward 1 in the step that succeeds, else 0. ``info`` holds seed, start_hash, success and failure ("" or
+one of ``vola.envs.scene.FAILURES``) in every step. A scene's seed is the ``seed`` of reset; later episodes draw theirs
+from the environment's own generator, so a vector environment plays the same episodes as single ones.
 """
 
 from __future__ import annotations
@@ -164,9 +164,10 @@ def observation_space(table: Tabletop) -> spaces.Dict:
 
 
 def action_space(table: Tabletop) -> spaces.Box:
-    """Displacement per axis (m); the core shortens diagonals to the speed limit."""
-    speed = table.config.task.speed
-    return spaces.Box(-speed, speed, (table.spec.action.size,), np.float32)
+    """Displacement per axis (m), or a place (m) for "position" actions; the core shortens to the speed limit."""
+    task = table.config.task
+    most = 1.0 if task.action_kind == "position" else task.speed
+    return spaces.Box(-most, most, (table.spec.action.size,), np.float32)
 
 
 def _draw_seed(rng: np.random.Generator) -> int:

@@ -8,7 +8,14 @@ Importing this module registers nothing: Gymnasium 1.x loads no plugins by itsel
 import changes a global table behind its user's back.
 """
 
-IDS = ("vola/Detour-v0", "vola/Push-v0", "vola/Compose-v0")
+IDS = (
+    "vola/Detour-v0",
+    "vola/Push-v0",
+    "vola/Compose-v0",
+    "vola/Insert-v0",
+    "vola/Chase-v0",
+    "vola/Gust-v0",
+)
 
 
 def register() -> None:

@@ -1,136 +1,43 @@
-"""The three tabletop tasks as frozen settings: how a scene is drawn, how it moves, when it is done, how it looks.
+"""Tabletop tasks with things that stay where they are, as frozen settings: how a scene is drawn, how it moves, how it
+looks.
 
-All lengths are metres on a table [-1, 1]^2 seen from above (x right, y up); angles are not used; a control step is
-1/10 s. ``Detour`` has two equally good ways and tests multimodality, ``Push`` needs feedback, ``Compose`` asks for
-combinations of words that were never shown. The robot is a disc whose action is its displacement in one step.
+``Detour`` has two equally good ways and tests multimodality (with ``wind``: and the price of indecision), ``Push``
+needs feedback, ``Compose`` asks for combinations of words that were never shown.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import itertools
 import math
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Int
+from jaxtyping import Bool, Float, Float32
 
-from vola.envs.painting import Box, Cross, Disc, Ring, Shape, Sprite
+from vola.envs.painting import Box, Cross, Disc, Ring, Sprite
+from vola.envs.scene import (
+    BLOCK_COLOUR,
+    COLOURS,
+    SUBSTEPS,
+    WALL_COLOUR,
+    Reach,
+    Scene,
+    World,
+    check_common,
+    distance,
+    everyone,
+    object_sprites,
+    robot_sprites,
+    same,
+)
 from vola.errors import ConfigError
 from vola.types import StateSpec
-
-COLOURS = ("red", "green", "blue", "yellow")
-PALETTE = np.array([(222, 88, 84), (86, 176, 104), (76, 128, 214), (240, 190, 66)], np.float64)
-ROBOT_COLOUR = (62.0, 66.0, 78.0)
-ROBOT_CAP_COLOUR = (176.0, 182.0, 196.0)
-WALL_COLOUR = (150.0, 144.0, 138.0)
-BLOCK_COLOUR = (190.0, 156.0, 122.0)
-SUBSTEPS = 4  # contact is tested this often along one step, so that no corner is cut
-
-FAILURES = ("collision", "timeout", "wrong_object", "wrong_place")
-
-
-@dataclass(frozen=True)
-class Scene:
-    """Where everything is at the start of one episode; ``objects[0]`` is the one the instruction names.
-
-    wall and block are zero in tasks that have none. goal is the point that decides success.
-    """
-
-    robot: Float[np.ndarray, " 2"]
-    goal: Float[np.ndarray, " 2"]
-    objects: Float[np.ndarray, "M 2"]
-    colours: Int[np.ndarray, " M"]
-    shapes: Int[np.ndarray, " M"]
-    wall: Float[np.ndarray, " 2"]
-    block: Float[np.ndarray, " 2"]
-    instruction: str
-
-    @functools.cached_property
-    def hash(self) -> str:
-        """12 hexadecimal digits of everything in this scene, the sentence included."""
-        digest = hashlib.sha256(self.instruction.encode())
-        for f in fields(World):
-            digest.update(np.ascontiguousarray(getattr(self, f.name)).tobytes())
-        return digest.hexdigest()[:12]
-
-
-@dataclass
-class World:
-    """n scenes side by side (the mutable state of a Tabletop): the fields of ``Scene`` with a leading axis n."""
-
-    robot: Float[np.ndarray, "n 2"]
-    goal: Float[np.ndarray, "n 2"]
-    objects: Float[np.ndarray, "n M 2"]
-    colours: Int[np.ndarray, "n M"]
-    shapes: Int[np.ndarray, "n M"]
-    wall: Float[np.ndarray, "n 2"]
-    block: Float[np.ndarray, "n 2"]
-
-    @staticmethod
-    def of(scenes: list[Scene]) -> World:
-        """The world of these scenes."""
-        return World(*(np.stack([getattr(s, f.name) for s in scenes]) for f in fields(World)))
-
-    def put(self, rows: np.ndarray, other: World) -> None:
-        """Replace some scenes by those of ``other``."""
-        for f in fields(World):
-            getattr(self, f.name)[rows] = getattr(other, f.name)
-
-    def take(self, rows: np.ndarray) -> World:
-        """A copy of some scenes."""
-        return World(*(getattr(self, f.name)[rows] for f in fields(World)))
-
-
-class Task(ABC):
-    """What a task must say. Implementations are frozen dataclasses and hold settings only."""
-
-    name: ClassVar[str]
-    state_spec: ClassVar[StateSpec]
-    state_limit: ClassVar[tuple[float, ...]]  # largest magnitude of each state dimension
-    judged_at_end: ClassVar[bool] = False  # success counts only when the time is over (the robot must stay)
-    time_limit: int
-    speed: float
-    distractors: int
-    robot_radius: float
-    goal_radius: float
-
-    @abstractmethod
-    def draw(self, rng: np.random.Generator) -> Scene:
-        """A random scene."""
-
-    @abstractmethod
-    def advance(self, world: World, rows: np.ndarray, displacement: np.ndarray) -> Bool[np.ndarray, " m"]:
-        """Move the robots of ``rows`` by displacement ``m 2`` (m) and say which of them hit a wall."""
-
-    @abstractmethod
-    def sprites(self, world: World) -> list[Sprite]:
-        """What to paint, back to front."""
-
-    def state(self, world: World) -> Float32[np.ndarray, "n S"]:
-        """The robot's own sensors, in the units of ``state_spec``."""
-        return world.robot.astype(np.float32)
-
-    def reached(self, world: World) -> Bool[np.ndarray, " n"]:
-        """Is the robot (or the block) at the goal now?"""
-        return distance(self.mover(world), world.goal) < self.goal_radius
-
-    def mistake(self, world: World) -> list[str]:
-        """For scenes that ran out of time: what went wrong."""
-        wrong = distance(self.mover(world)[:, None], world.objects[:, 1:]) < self.goal_radius
-        return np.where(wrong.any(axis=1), "wrong_object", "timeout").tolist()
-
-    def mover(self, world: World) -> Float[np.ndarray, "n 2"]:
-        """The centre of the thing that must arrive at the goal."""
-        return world.robot
 
 
 @final
 @dataclass(frozen=True)
-class Detour(Task):
+class Detour(Reach):
     """Go to the disc of a colour; a wall stands in the way and both ways round are equally good.
 
     Failure: touching the wall, or time. The defaults are the geometry in which regression to the mean of both ways
@@ -139,6 +46,9 @@ class Detour(Task):
     speed: m per step. start_x, start_y: how far the start lies beside the middle of the wall, and (low, high) below
     its lower edge. wall_jitter: the wall's centre is uniform within +- this of the table's centre.
     distractors: discs of other colours (0..3).
+    wind: m per step that a robot below the wall is carried up, whatever it does; calm from the wall's upper edge on.
+        With wind near ``speed`` nobody can wait below the wall, so changing one's mind costs the only thing there is
+        little of. ``vola/Gust-v0`` has it, together with kicks.
     """
 
     name: ClassVar[str] = "detour"
@@ -154,9 +64,12 @@ class Detour(Task):
     wall_jitter: tuple[float, float] = (0.15, 0.10)
     start_x: float = 0.10
     start_y: tuple[float, float] = (0.40, 0.50)
+    wind: float = 0.0
 
     def __post_init__(self) -> None:
-        check_common(self)
+        check_common(self, goal_radius=self.goal_radius)
+        if not 0 <= self.wind <= 0.3:
+            raise ConfigError(f"wind: expected 0 .. 0.3 m per step, got {self.wind!r}")
         if self.wall_half_width + self.wall_jitter[0] > 0.75:
             raise ConfigError(
                 "wall_half_width + wall_jitter[0]: expected at most 0.75, so that the robot can pass between wall and "
@@ -179,8 +92,15 @@ class Detour(Task):
         text = f"go to the {COLOURS[colours[0]]} disc"
         return Scene(robot, objects[0], objects, colours, np.zeros(M, np.int64), wall, np.zeros(2), text)
 
+    def carried(self, world: World) -> Float[np.ndarray, "n 2"]:
+        """What the wind adds to the displacement (m) of one step, decided by where the robot is at its beginning."""
+        below = world.robot[:, 1] < world.wall[:, 1] + self.wall_half_height
+        return np.stack([np.zeros(len(below)), np.where(below, self.wind, 0.0)], axis=1)
+
     def advance(self, world: World, rows: np.ndarray, displacement: np.ndarray) -> Bool[np.ndarray, " m"]:
         hit = np.zeros(len(rows), bool)
+        if self.wind > 0:
+            displacement = displacement + self.carried(world.take(rows))
         place, wall = world.robot[rows], world.wall[rows]
         for _ in range(SUBSTEPS):
             there = np.clip(place + displacement / SUBSTEPS, -1, 1)
@@ -201,7 +121,7 @@ class Detour(Task):
 
 @final
 @dataclass(frozen=True)
-class Push(Task):
+class Push(Reach):
     """Push the block into the ring of a colour: contact is unstable without feedback.
 
     Disc against disc, quasi-static: where they overlap, the block moves out along the line of centres. The state
@@ -224,7 +144,7 @@ class Push(Task):
     ring_distance: float = 0.70
 
     def __post_init__(self) -> None:
-        check_common(self)
+        check_common(self, goal_radius=self.goal_radius)
         if not 0.3 <= self.ring_distance <= self.rail:
             raise ConfigError(
                 f"ring_distance: expected 0.3 .. {self.rail:g} (the block cannot go further), got {self.ring_distance}"
@@ -291,7 +211,7 @@ def combinations(split: Split) -> list[tuple[int, int, int]]:
 
 @final
 @dataclass(frozen=True)
-class Compose(Task):
+class Compose(Reach):
     """Go to a place beside one of four objects: "go left of the red ring"; colour x shape x place.
 
     Success is judged when the time is over: the robot must stay there. The other objects are, in this order, one of
@@ -315,7 +235,7 @@ class Compose(Task):
     split: Split = "all"
 
     def __post_init__(self) -> None:
-        check_common(self)
+        check_common(self, goal_radius=self.goal_radius)
         if self.split not in ("all", "seen", "held_out"):
             raise ConfigError(f'split: expected "all", "seen" or "held_out", got {self.split!r}')
 
@@ -350,50 +270,3 @@ class Compose(Task):
         r = self.object_radius
         shapes = (Disc(r), Ring(r, 0.4 * r), Cross(r, 0.6 * r))
         return [*object_sprites(world, shapes), *robot_sprites(world, self.robot_radius)]
-
-
-def distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Euclidean distance along the last axis of two arrays ``... 2``; written out so that it never depends on n."""
-    d = a - b
-    return np.sqrt(d[..., 0] * d[..., 0] + d[..., 1] * d[..., 1])
-
-
-def check_common(task: Task) -> None:
-    """Refuse settings that no task can use.
-
-    Raises:
-        ConfigError: naming the setting.
-    """
-    if not isinstance(task.time_limit, int) or task.time_limit < 1:
-        raise ConfigError(f"time_limit: expected a whole number of steps above 0, got {task.time_limit!r}")
-    for name in ("speed", "robot_radius", "goal_radius"):
-        if not 0 < getattr(task, name) <= 0.3:
-            raise ConfigError(f"{name}: expected above 0 and at most 0.3 m, got {getattr(task, name)!r}")
-    if task.distractors not in (0, 1, 2, 3):
-        raise ConfigError(f"distractors: expected 0, 1, 2 or 3 (there are four colours), got {task.distractors!r}")
-
-
-def everyone(world: World) -> np.ndarray:
-    """The indices 0 .. n-1."""
-    return np.arange(len(world.robot))
-
-
-def same(colour: tuple[float, float, float], world: World) -> np.ndarray:
-    """One colour for all n scenes, ``n 3``."""
-    return np.broadcast_to(np.array(colour), (len(world.robot), 3))
-
-
-def object_sprites(world: World, shapes: tuple[Shape, ...], shadow: bool = True) -> list[Sprite]:
-    """The coloured objects; ``world.shapes`` indexes ``shapes``."""
-    out = []
-    for m, (i, shape) in itertools.product(range(world.objects.shape[1]), enumerate(shapes)):
-        rows = np.flatnonzero(world.shapes[:, m] == i)
-        out.append(Sprite(shape, rows, world.objects[rows, m], PALETTE[world.colours[rows, m]], shadow))
-    return out
-
-
-def robot_sprites(world: World, radius: float) -> list[Sprite]:
-    """The robot: a dark disc with a light cap."""
-    body = Sprite(Disc(radius), everyone(world), world.robot, same(ROBOT_COLOUR, world))
-    cap = Sprite(Disc(0.45 * radius), everyone(world), world.robot, same(ROBOT_CAP_COLOUR, world), shadow=False)
-    return [body, cap]
