@@ -22,7 +22,7 @@ SIDE_BY_SIDE = 128
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One successful episode: images per camera uint8 ``L Y X 3``, state ``L S``, action ``L A``, all at rate Hz."""
+    """One episode: images per camera uint8 ``L Y X 3``, state ``L S``, action ``L A``, all at rate Hz."""
 
     seed: int
     images: dict[str, UInt8[np.ndarray, "L Y X 3"]]

@@ -28,12 +28,15 @@ class Fan:
 
 
 def fan(planner: Planner, scenes: Tabletop, seed: int, n: int = 24, noise_seed: int = 0) -> Fan:
-    """Ask a planner n times at the same start state and integrate its displacements (m) to paths."""
+    """Ask a planner n times at the same start state and draw its ways: displacements (m) are integrated, positions
+    (``ActionSpec.kinds``) are the way themselves."""
     scenes.reset(np.array([seed]))
     observation = select(scenes.observe(), np.zeros(n, np.int64))
     chunk = planner.plan(observation, [np.random.default_rng([noise_seed, seed, i]) for i in range(n)])
-    start = scenes.world.robot[0]
-    metres = start + np.concatenate([np.zeros((n, 1, 2)), np.cumsum(chunk.actions, axis=1)], axis=1)
+    start = np.tile(scenes.world.robot[0], (n, 1, 1))
+    absolute = set(scenes.spec.action.kinds) == {"position"}
+    way = chunk.actions if absolute else start + np.cumsum(chunk.actions, axis=1)
+    metres = np.concatenate([start, way], axis=1)
     pixels = np.stack([metres[..., 0] + 1, 1 - metres[..., 1]], axis=-1) * (SIZE / 2)
     return Fan(scenes.render(SIZE)[0], pixels.astype(np.float32), scenes.instructions[0])
 
