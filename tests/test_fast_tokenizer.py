@@ -191,6 +191,16 @@ def test_padded_steps_repeat_the_last_valid_action() -> None:
         clean.encode(x[:2], np.array([[True] * H, [False] * H]))
 
 
+def test_invalid_steps_at_the_start_repeat_the_first_valid_action(small) -> None:
+    x, valid = smooth(1), np.ones((1, H), bool)
+    valid[:, :3] = False
+    held = x.copy()
+    held[:, :3] = x[:, 3:4]
+    np.testing.assert_array_equal(
+        small.encode(np.where(valid[..., None], x, np.inf), valid).ids, small.encode(held).ids
+    )
+
+
 def test_rows_do_not_depend_on_each_other_and_shapes_are_not_remembered(small) -> None:
     x = smooth(6, seed=3)
     together = small.encode(x)
