@@ -18,18 +18,20 @@ types errors cite
 theory: quantisation statistics filters compounding
 envs: painting scene tasks insert chase tabletop experts gym_env gym_ids
 data: episodes png video transforms stats lerobot_meta lerobot_files lerobot_finalise lerobot_write lerobot
-data: windows mixture idle summary
+data: joined windows mixture idle summary
 tokenizers: text actions bins fast
 data: tokens
 model: mask_text layout layouts attention positions norms layers trunk vision language backbone networks
-model: token_networks
-heads: base tokens regression flow categorical fast pairing
+model: conditioning readout decoders unet token_networks
+heads: base tokens solvers guidance likelihood noising regression flow categorical fast pairing
 fit policy executor ensemble realtime system checkpoint
 systems: pi0 regression heads
 train: optim loop throughput
-rollout: latency rollout collect dagger samples heldout
+rollout: latency rollout collect dagger samples heldout decision
 report: records heldout words theme charts animation sections page
-summary workflow demo show cli __main__
+summary dagger workflow demo show
+lab: findings jobs modes chunks precision compose heads ledger
+cli __main__
 """
 # errors stands beside types, and types uses it: the two lowest files are ordered here.
 ORDER = ["errors", "types", "cite"]

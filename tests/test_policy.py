@@ -36,7 +36,7 @@ def make(variant: str):
 
 
 def loss_values(p, b: Batch, seed: int = 0) -> torch.Tensor:
-    return p.loss(b, torch.Generator().manual_seed(seed)).values
+    return p.loss(b, torch.Generator().manual_seed(seed)).main.values
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -131,7 +131,7 @@ def test_M01_masked_loss_divides_by_what_counts() -> None:
     valid = np.zeros_like(b.chunk.valid)
     valid[:, 0] = True
     loss = p.loss(replace(b, chunk=Chunk(b.chunk.actions, valid)), torch.Generator())
-    torch.testing.assert_close(loss.mean(), loss.values[:, 0].mean())
+    torch.testing.assert_close(loss.mean(), loss.main.values[:, 0].mean())
 
 
 def test_future_actions_reach_no_earlier_prediction_through_the_context() -> None:

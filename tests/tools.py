@@ -9,6 +9,7 @@ import numpy as np
 from vola.data.episodes import Episode, MemoryDataset
 from vola.data.windows import Windows
 from vola.fit import Fitted, fit
+from vola.heads.pairing import tokenizer_config
 from vola.policy import Policy
 from vola.system import System
 from vola.systems import pi0, regression
@@ -47,7 +48,8 @@ def system(name: str = "pi0", **changes: object) -> System:
 
 def fitted(made: System, data: MemoryDataset | None = None) -> Fitted:
     data = data or dataset(spec=made.robot)
-    return fit(data, [e.index for e in data.episodes], made.H, made.transforms)
+    tokens = tokenizer_config(made.head)
+    return fit(data, [e.index for e in data.episodes], made.H, made.transforms, tokens, made.normalise_actions)
 
 
 def windows(made: System, data: MemoryDataset | None = None) -> Windows:

@@ -19,7 +19,7 @@ import os
 import platform
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import vola
-from vola.errors import CheckpointError, VolaError
+from vola.errors import CheckpointError, ConfigError, VolaError
 from vola.fit import Fitted
 from vola.policy import Policy
 from vola.system import System
@@ -161,6 +161,25 @@ def load(path: Path | str) -> Checkpoint:
     load_weights(policy, _tensors(folder / "policy.safetensors"), str(folder / "policy.safetensors"))
     policy.eval()
     return Checkpoint(folder, manifest["step"], system, fitted, policy, manifest)
+
+
+def with_changes(loaded: Checkpoint, changes: Mapping[str, Any]) -> Checkpoint:
+    """The same weights under other settings for sampling and execution, e.g. {"head.steps": 5, "execute": Ensemble()}.
+
+    Raises:
+        ConfigError: a setting that is not about how a trained policy acts ("head...", "execute...").
+        CheckpointError: a setting of the head that changes its weights.
+    """
+    wrong = [name for name in changes if name.split(".")[0] not in ("head", "execute")]
+    if wrong:
+        raise ConfigError(
+            f"{loaded.folder}: expected settings of head or execute for a trained policy, got {wrong}. Others were "
+            "fixed by training."
+        )
+    system = loaded.system.override(changes)
+    policy = system.build(loaded.fitted)
+    load_weights(policy, loaded.policy.state_dict(), str(loaded.folder))
+    return replace(loaded, system=system, policy=policy.eval())
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:

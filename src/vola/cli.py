@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -34,62 +35,67 @@ def demo(out: Path = Path("runs/demo"), episodes: int = 3000, steps: int = 4000,
     run(out, episodes, steps, eval_episodes)
 
 
-def train(
-    data: Positional[str],
-    system: str = "pi0",
-    size: Literal["tiny", "small"] = "small",
-    out: Path | None = None,
-    val: float = 0.1,
-    env: str | None = None,
-    episodes: int = 3000,
-    eval_episodes: int = 200,
-    evaluate_every: int = 0,
-    relative: bool = False,
-    instruction: str | None = None,
-    missing_video: Literal["skip", "blind", "refuse"] = "skip",
-    set: Overrides = (),
-    resume: bool = False,
-    report: bool = True,
-) -> None:
+@dataclass(frozen=True)
+class TrainOptions:
+    """How to train."""
+
+    system: str = "pi0"
+    """Which system file: pi0 or regression."""
+    size: Literal["tiny", "small"] = "small"
+    """Which of its sizes."""
+    head: str | None = None
+    """Another action head on its backbone, e.g. l2, bins, fast, cvae, diffusion, flow (all: `vola show heads`)."""
+    out: Path | None = None
+    """Run folder; default runs/<system>-<data>."""
+    val: float = 0.1
+    """Share of episodes held out from training and statistics."""
+    env: str | None = None
+    """Task for closed-loop evaluation; default the task given as data, none for a dataset."""
+    episodes: int = 3000
+    """Demonstrations to record when data is a task."""
+    eval_episodes: int = 200
+    """Start states of the final closed-loop evaluation."""
+    evaluate_every: int = 0
+    """Also evaluate (50 start states) every so many steps; 0 is only at the end."""
+    relative: bool = False
+    """Learn actions as offsets from the current state where both share a name."""
+    instruction: str | None = None
+    """Sentence for a dataset that has none, or instead of its own."""
+    missing_video: Literal["skip", "blind", "refuse"] = "skip"
+    """Episodes whose video is absent: leave out, use their numbers without pictures, or refuse."""
+    dagger: int = 0
+    """Rounds in which the policy drives in the task and the expert says what it would have done."""
+    dagger_episodes: int = 300
+    """Episodes per such round."""
+    set: Overrides = ()
+    """Settings to override, e.g. --set H=32 train.steps=500 head.steps=5 (see `vola show pi0`)."""
+    resume: bool = False
+    """Continue the run in `out`."""
+    report: bool = True
+    """Write report.html at the end."""
+
+
+def train(data: Positional[str], options: tyro.conf.OmitArgPrefixes[TrainOptions] = TrainOptions()) -> None:  # noqa: B008
     """Train a policy on a LeRobot dataset or a built-in task, evaluate it and write a report.
 
     Args:
         data: folder of a LeRobot dataset (v3.0 or v2.1), or a built-in task such as vola/Detour-v0.
-        system: which system file: pi0 or regression.
-        size: which of its sizes.
-        out: run folder; default runs/<system>-<data>.
-        val: share of episodes held out from training and statistics.
-        env: task for closed-loop evaluation; default the task given as data, none for a dataset.
-        episodes: demonstrations to record when data is a task.
-        eval_episodes: start states of the final closed-loop evaluation.
-        evaluate_every: also evaluate (50 start states) every so many steps; 0 is only at the end.
-        relative: learn actions as offsets from the current state where both share a name.
-        instruction: sentence for a dataset that has none, or instead of its own.
-        missing_video: episodes whose video is absent: leave out, use their numbers without pictures, or refuse.
-        set: settings to override, e.g. --set H=32 train.steps=500 head.steps=5 (see `vola show pi0`).
-        resume: continue the run in `out`.
-        report: write report.html at the end.
+        options: how.
     """
     from vola.train.loop import Schedule
     from vola.workflow import train_run
 
+    given = {f.name: getattr(options, f.name) for f in fields(options)}
+    out, changes = given.pop("out"), parse_overrides(given.pop("set"))
+    name = options.system if options.head is None else f"{options.system}-{options.head}"
+    progress: Literal["bar", "lines"] = "bar" if sys.stderr.isatty() else "lines"
     run = train_run(
         data,
-        out or Path("runs") / f"{system}-{Path(data).name}",
-        system=system,
-        size=size,
-        val=val,
-        env=env,
-        episodes=episodes,
-        eval_episodes=eval_episodes,
-        relative=relative,
-        instruction=instruction,
-        missing_video=missing_video,
-        changes=parse_overrides(set),
-        schedule=Schedule(evaluate=evaluate_every, progress="bar" if sys.stderr.isatty() else "lines"),
-        resume=resume,
-        report=report,
+        out or Path("runs") / f"{name}-{Path(data).name}",
+        changes=changes,
+        schedule=Schedule(evaluate=given.pop("evaluate_every"), progress=progress),
         command=["vola", *sys.argv[1:]],
+        **given,
     )
     _print_summary(run)
 
@@ -100,6 +106,9 @@ def evaluate(
     episodes: int = 200,
     k: int | None = None,
     noise: float = 0.0,
+    kicks: float = 0.0,
+    delay: int = 0,
+    set: Overrides = (),
 ) -> None:
     """Closed-loop success of a checkpoint, with its interval, on fixed held-out start states.
 
@@ -109,21 +118,35 @@ def evaluate(
         episodes: number of start states; always the same ones.
         k: executed steps per chunk, if not the system's own.
         noise: execution noise, standard deviation as a share of the robot's speed.
+        kicks: chance per step of a shove in a random direction.
+        delay: ticks that a plan takes while the robot goes on with what it has.
+        set: how the trained policy samples and acts, e.g. --set head.steps=1 execute=Ensemble execute.m=0.1.
     """
     from vola import checkpoint as checkpoints
+    from vola.executor import Receding
+    from vola.rollout.latency import Latency
     from vola.theory.statistics import wilson
     from vola.workflow import closed_loop, console
 
     loaded = checkpoints.load(checkpoint)
     env = env or _task_of(loaded.folder)
-    system = loaded.system if k is None else loaded.system.override({"execute.k": k})
-    rollouts = closed_loop(loaded.policy, env, system, episodes=episodes, settings={"noise": noise})
+    changes = parse_overrides(set) | ({} if k is None else {"execute": Receding(k)})
+    loaded = checkpoints.with_changes(loaded, changes)
+    system, latency = loaded.system, Latency(delay) if delay else None
+    scenes = {"noise": noise} | ({"kick_probability": kicks} if kicks else {})
+    rollouts = closed_loop(loaded.policy, env, system, episodes=episodes, settings=scenes, latency=latency)
     unknown = loaded.policy.unknown_words([e.instruction for e in rollouts.episodes])
     if unknown:
         console.print(f"[yellow]note:[/] words that training never saw: {', '.join(unknown)}")
     interval = wilson(rollouts.rate.successes, rollouts.rate.n)
     failures = sorted({e.failure for e in rollouts.episodes} - {""})
     counts = ", ".join(f"{sum(e.failure == f for e in rollouts.episodes)} {f}" for f in failures) or "none"
+    for what, n in (
+        ("plans whose tokens did not decode", sum(e.malformed for e in rollouts.episodes)),
+        ("ticks without a fresh action", sum(e.starved for e in rollouts.episodes)),
+    ):
+        if n:
+            console.print(f"[yellow]note:[/] {n} {what}")
     print(
         f"{system.name} on {env}, k={system.execute.k}: {rollouts.rate.successes} of {episodes} = "
         f"{rollouts.rate.rate:.1%} [{interval.low:.1%}, {interval.high:.1%}] (95 % Wilson); failures: {counts}"
@@ -141,6 +164,42 @@ def _task_of(checkpoint: Path) -> str:
     return str(task)
 
 
+def lab(
+    name: Positional[str] = "",
+    out: Path = Path("runs/lab"),
+    pages: Path | None = None,
+    seeds: int = 3,
+    episodes: int = 200,
+    scale: float = 1.0,
+    size: Literal["tiny", "small"] = "small",
+    processes: int = 2,
+) -> None:
+    """Run an experiment: train what it needs, measure, write a page with tables, plots and the verdict on its claim.
+
+    Without a name it lists the experiments. Interrupted, the same command goes on.
+
+    Args:
+        name: modes, chunks, precision, compose or heads.
+        out: folder for demonstrations, trained policies and answers, shared by all experiments.
+        pages: folder for the page; default <out>/pages.
+        seeds: training seeds.
+        episodes: held-out start states per question.
+        scale: factor of training steps and demonstrations, for a trial run.
+        size: size of the system.
+        processes: trainings side by side, one thread each.
+    """
+    from vola.lab.findings import Plan
+    from vola.lab.ledger import listing, run_lab
+
+    if not name:
+        print(listing())
+        return
+    folder = pages or out / "pages"
+    command = "vola " + " ".join(sys.argv[1:])
+    finding = run_lab(name, Plan(seeds, episodes, scale, size), out, folder, command, processes)
+    print(f"{finding.claim}: {finding.verdict}. {finding.sentence}\n{folder / name}.md")
+
+
 def report(run: Positional[Path]) -> None:
     """Write (again) the report of a run folder from its records.
 
@@ -152,16 +211,17 @@ def report(run: Positional[Path]) -> None:
     print(build_report(run))
 
 
-def show(what: Positional[str], size: Literal["tiny", "small"] = "small") -> None:
-    """Print a checkpoint (parts, layout, parameters, normaliser, fingerprint) or a system by name.
+def show(what: Positional[str], size: Literal["tiny", "small"] = "small", head: str | None = None) -> None:
+    """Print what a checkpoint or a system is made of: parts, layout, parameters, cost and floor of the head.
 
     Args:
-        what: a checkpoint folder, a run, or the name of a system.
+        what: a checkpoint folder, a run, the name of a system, or "heads" for a table of all heads.
         size: which size of a named system.
+        head: another head on a named system.
     """
     from vola.show import show as text
 
-    print(text(what, size))
+    print(text(what, size, head))
 
 
 def data_info(path: Positional[Path], missing_video: Literal["skip", "blind", "refuse"] = "skip") -> None:
@@ -283,6 +343,7 @@ COMMANDS: dict[str, Any] = {
     "eval": evaluate,
     "report": report,
     "show": show,
+    "lab": lab,
     "data": {"info": data_info, "collect": data_collect, "tokens": data_tokens},
 }
 

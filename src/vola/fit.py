@@ -1,4 +1,4 @@
-"""What is learnt from the training episodes before the first step: statistics, vocabulary, brightness of the images.
+"""What is learnt from the training episodes before the first step: statistics, vocabularies, brightness of images.
 
 ``Fitted`` travels inside every checkpoint. A policy cannot be built without it, and a key it lacks is refused.
 """
@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from jaxtyping import Bool, Float32
 
 from vola.data.episodes import Dataset, check_selection
-from vola.data.stats import Normaliser, Statistics, compute_statistics
+from vola.data.stats import Normaliser, Statistics, compute_statistics, encoded_chunks
 from vola.data.transforms import Transforms
 from vola.errors import CheckpointError, ConfigError, DataError
+from vola.tokenizers.actions import ActionTokenizer
+from vola.tokenizers.bins import BinTokenizer, QuantileBins, UniformBins
+from vola.tokenizers.fast import FastConfig, FastTokenizer
 from vola.tokenizers.text import TextTokenizer
 from vola.types import RobotSpec
 
@@ -25,18 +29,24 @@ Pixels = tuple[tuple[float, ...], tuple[float, ...]]
 
 # Brightness needs no more frames than this: it only centres the input of the first convolution.
 PIXEL_FRAMES = 256
+# An action tokenizer is fitted on at most this many evenly spread chunks.
+TOKENIZER_CHUNKS = 20_000
+TokenizerConfig = UniformBins | QuantileBins | FastConfig
+TOKENIZERS: Mapping[str, type[BinTokenizer] | type[FastTokenizer]] = {"bins": BinTokenizer, "fast": FastTokenizer}
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """Statistics of state and (transformed) action, the tokenizer, per camera the channel mean and standard deviation
-    of pixels in [-1, 1], the transforms these belong to, and ``dataset``: which data and episodes all of it is from."""
+    """Statistics of state and (transformed) action, the tokenizer of text and, for token heads, that of actions; per
+    camera the channel mean and standard deviation of pixels in [-1, 1]; the transforms these belong to, and
+    ``dataset``: which data and episodes all of it is from."""
 
     statistics: Statistics
     tokenizer: TextTokenizer
     pixels: Mapping[str, Pixels]
     transforms: str
     instructions: tuple[str, ...]
+    action_tokenizer: ActionTokenizer | None = None
 
     @property
     def dataset(self) -> str:
@@ -73,6 +83,7 @@ class Fitted:
                 "pixels": {k: [list(mean), list(std)] for k, (mean, std) in self.pixels.items()},
                 "transforms": self.transforms,
                 "instructions": list(self.instructions),
+                "action_tokenizer": None if self.action_tokenizer is None else self.action_tokenizer.to_json(),
             },
             indent=1,
         )
@@ -81,7 +92,8 @@ class Fitted:
     def from_json(text: str) -> Fitted:
         """Raises CheckpointError when an entry is missing."""
         data: dict[str, Any] = json.loads(text)
-        missing = {"statistics", "tokenizer", "pixels", "transforms", "instructions"} - set(data)
+        wanted = {"statistics", "tokenizer", "pixels", "transforms", "instructions", "action_tokenizer"}
+        missing = wanted - set(data)
         if missing:
             raise CheckpointError(
                 f"fitted.json: missing {sorted(missing)}. Restore the file; nothing stands in for it."
@@ -92,11 +104,22 @@ class Fitted:
             {k: (tuple(mean), tuple(std)) for k, (mean, std) in data["pixels"].items()},
             data["transforms"],
             tuple(data["instructions"]),
+            _tokenizer_from(data["action_tokenizer"]),
         )
 
 
-def fit(dataset: Dataset, episodes: Sequence[int], H: int, transforms: Transforms) -> Fitted:
+def fit(
+    dataset: Dataset,
+    episodes: Sequence[int],
+    H: int,
+    transforms: Transforms,
+    tokens: TokenizerConfig | None = None,
+    normalise_actions: NormaliserKind = "mean_std",
+) -> Fitted:
     """Fit on exactly these (training) episodes; no other episode is read.
+
+    Args:
+        tokens: the action tokenizer of a token head; it is fitted on chunks scaled by ``normalise_actions``.
 
     Raises:
         DataError: non-finite values, or a camera without any picture.
@@ -104,13 +127,50 @@ def fit(dataset: Dataset, episodes: Sequence[int], H: int, transforms: Transform
     """
     chosen = check_selection(dataset, episodes)
     instructions = tuple(dict.fromkeys(e.instruction for e in chosen))
+    statistics = compute_statistics(dataset, episodes, H, transforms)
+    tokenizer: ActionTokenizer | None = None
+    if tokens is not None:
+        normaliser = Normaliser.fit(normalise_actions, statistics["action"])
+        tokenizer = tokens.fit(*training_chunks(dataset, episodes, H, transforms, normaliser))
     return Fitted(
-        compute_statistics(dataset, episodes, H, transforms),
+        statistics,
         TextTokenizer.fit(instructions),
         {c.name: _brightness(dataset, c.name, episodes) for c in dataset.spec.cameras},
         transforms.fingerprint(),
         instructions,
+        tokenizer,
     )
+
+
+def training_chunks(
+    dataset: Dataset,
+    episodes: Sequence[int],
+    H: int,
+    transforms: Transforms,
+    normaliser: Normaliser,
+    most: int = TOKENIZER_CHUNKS,
+) -> tuple[Float32[np.ndarray, "N H A"], Bool[np.ndarray, "N H"]]:
+    """At most ``most`` evenly spread chunks of these episodes as a head sees them, and which steps are valid."""
+    chosen = check_selection(dataset, episodes)
+    starts = np.cumsum([0, *(e.length for e in chosen)])
+    wanted = np.unique(np.linspace(0, starts[-1] - 1, min(most, int(starts[-1]))).round().astype(int))
+    chunks, valids = [], []
+    for i, episode in enumerate(chosen):
+        frames = wanted[(wanted >= starts[i]) & (wanted < starts[i + 1])] - starts[i]
+        columns = (dataset.column(name, episode.index) for name in ("state", "action"))
+        made, valid = encoded_chunks(*columns, H, transforms)
+        chunks.append(normaliser.encode(made[frames]))
+        valids.append(valid[frames])
+    return np.concatenate(chunks), np.concatenate(valids)
+
+
+def _tokenizer_from(data: Mapping[str, Any] | None) -> ActionTokenizer | None:
+    if data is None:
+        return None
+    kind = data.get("kind")
+    if kind not in TOKENIZERS:
+        raise CheckpointError(f"fitted.json: expected an action tokenizer of kind {sorted(TOKENIZERS)}, got {kind!r}")
+    return TOKENIZERS[kind].from_json(data)
 
 
 def _brightness(dataset: Dataset, camera: str, episodes: Sequence[int]) -> Pixels:

@@ -7,34 +7,22 @@ the same ``prepare``, so there is no second preprocessing that could drift.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from vola.data.stats import Normaliser
 from vola.data.transforms import Transforms, resize_images
-from vola.errors import InputError, NonFiniteError
-from vola.heads.base import Head
-from vola.model.backbone import Backbone, Inputs
+from vola.errors import ConfigError, InputError, NonFiniteError
+from vola.heads.base import Drawn, Head, Loss
+from vola.heads.flow import FlowHead
+from vola.heads.guidance import GuideTensors
+from vola.model.backbone import Backbone, Context, Inputs
 from vola.tokenizers.text import TextTokenizer
-from vola.types import Batch, Chunk, Observation, RobotSpec
-
-
-@dataclass(frozen=True)
-class Loss:
-    """Loss of every number of a batch, and which of them count."""
-
-    values: Float[Tensor, "B H A"]
-    valid: Bool[Tensor, "B H"]
-
-    def mean(self) -> Tensor:
-        """Mean over the numbers that count: padding enters neither the sum nor the count."""
-        weight = self.valid[..., None]
-        return (self.values * weight).sum() / (weight.sum() * self.values.shape[-1]).clamp(min=1)
+from vola.types import Batch, Chunk, Guide, Observation, RobotSpec
 
 
 @final
@@ -133,7 +121,7 @@ class Policy(nn.Module):
         return torch.from_numpy(actions.astype(np.float32)).to(self.device)
 
     def loss(self, batch: Batch, rng: torch.Generator) -> Loss:
-        """Per-number loss of a training batch.
+        """The head's loss of a training batch, by parts.
 
         Raises:
             NonFiniteError: NaN or infinity in the batch; names episode and frame.
@@ -146,30 +134,72 @@ class Policy(nn.Module):
                 f"frame {batch.frame[b]}, dimension {s} ({self.spec.state.names[s]}). Repair or drop the episode."
             )
         context = self.backbone(self.prepare(batch.observation))
-        values = self.head.loss(context, self.targets(batch), rng)
-        return Loss(values, torch.from_numpy(batch.chunk.valid).to(values.device))
+        valid = torch.from_numpy(np.ascontiguousarray(batch.chunk.valid)).to(self.device)
+        return self.head.loss(context, self.targets(batch), valid, rng)
+
+    def log_prob(self, batch: Batch, rng: torch.Generator) -> Float[Tensor, " B"]:
+        """Log probability (nats) of each sample's chunk in normalised units; what it is of, the head says.
+
+        Raises:
+            ConfigError: the head's rule defines none.
+        """
+        context = self.backbone(self.prepare(batch.observation))
+        valid = torch.from_numpy(np.ascontiguousarray(batch.chunk.valid)).to(self.device)
+        return self.head.log_prob(context, self.targets(batch), valid, rng)
 
     @torch.no_grad()
-    def plan(self, observation: Observation, rngs: Sequence[np.random.Generator], cached: bool = True) -> Chunk:
+    def plan(
+        self,
+        observation: Observation,
+        rngs: Sequence[np.random.Generator],
+        guide: Guide | None = None,
+        *,
+        cached: bool = True,
+    ) -> Chunk:
         """One chunk per sample in physical units; sample b uses ``rngs[b]`` alone.
 
-        ``cached`` False recomputes the prefix in every pass of the head; the result is the same up to rounding.
+        Args:
+            guide: what the new chunks have to continue (real-time chunking).
+            cached: False recomputes the prefix in every pass of the head; the result is the same up to rounding.
 
         Raises:
             InputError: what ``prepare`` refuses; a wrong number of generators.
+            ConfigError: a guide for a head that is not flow matching.
             NonFiniteError: the network's answer is not a number.
         """
         if len(rngs) != observation.size:
             raise InputError(f"rngs: expected one generator per sample ({observation.size}), got {len(rngs)}")
         context = self.backbone(self.prepare(observation), cached=cached)
-        normal = self.head.sample(context, rngs).cpu().numpy()
+        drawn = self._draw(context, observation, rngs, guide)
+        normal = drawn.actions.float().cpu().numpy()
         if not np.isfinite(normal).all():
             raise NonFiniteError(
                 "plan: expected finite actions, got NaN or infinity. The weights are damaged or diverged."
             )
         actions = self.action_normaliser.decode(normal)
         actions = self.transforms.decode(observation, actions).astype(np.float32)
-        return Chunk(actions, np.ones(actions.shape[:2], bool))
+        valid = np.ones(actions.shape[:2], bool) if drawn.valid is None else drawn.valid.cpu().numpy()
+        return Chunk(actions, valid, None if drawn.malformed is None else drawn.malformed.cpu().numpy())
+
+    def _draw(
+        self,
+        context: Context,
+        observation: Observation,
+        rngs: Sequence[np.random.Generator],
+        guide: Guide | None,
+    ) -> Drawn:
+        if guide is None:
+            return self.head.sample(context, rngs)
+        if not isinstance(self.head, FlowHead):
+            raise ConfigError(
+                f"plan: expected a flow-matching head to follow a guide, got {type(self.head).__name__}. Execute with "
+                "Receding or Ensemble instead of RealTime."
+            )
+        actions = self.action_normaliser.encode(self.transforms.encode(observation, guide.actions))
+        actions = np.where(guide.weights[..., None] > 0, actions, 0)
+        tensors = [torch.from_numpy(np.ascontiguousarray(x)).to(self.device) for x in (actions, guide.weights)]
+        delay = torch.from_numpy(guide.delay).to(self.device)
+        return self.head.sample(context, rngs, GuideTensors(tensors[0], tensors[1], delay, guide.method, guide.limit))
 
     def unknown_words(self, instructions: Sequence[str]) -> tuple[str, ...]:
         """Words of these instructions that training never saw: the policy cannot know what they mean."""

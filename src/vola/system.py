@@ -20,19 +20,29 @@ import torch
 
 from vola.cite import Source
 from vola.data.transforms import RelativeActions, Transforms
+from vola.ensemble import Ensemble
 from vola.errors import ConfigError, expect_positive
 from vola.executor import Receding
 from vola.fit import Fitted, NormaliserKind
-from vola.heads.base import Head
-from vola.heads.flow import Flow, FlowHead
-from vola.heads.regression import Regression, RegressionHead
+from vola.heads.categorical import Autoregressive, Categorical
+from vola.heads.fast import Fast
+from vola.heads.flow import Flow
+from vola.heads.pairing import Network, Rule, Sizes, bounded, build_head, check_pair, reader
+from vola.heads.regression import Regression
 from vola.model.backbone import Backbone, BackboneConfig
+from vola.model.decoders import CrossAttention, Detr
 from vola.model.language import WordEmbedding
-from vola.model.networks import ExpertInTrunk, ExpertNetwork
+from vola.model.networks import ExpertNetwork
 from vola.model.positions import Learned, NoPositions, Rotary, Sinusoidal
+from vola.model.readout import ReadoutMLP
+from vola.model.token_networks import TextTokens, TokenExpert
 from vola.model.trunk import ExpertConfig, TrunkConfig
+from vola.model.unet import Unet1d
 from vola.model.vision import ConvStem, PatchViT
 from vola.policy import Policy
+from vola.realtime import RealTime
+from vola.tokenizers.bins import QuantileBins, UniformBins
+from vola.tokenizers.fast import FastConfig
 from vola.types import ActionSpec, CameraSpec, RobotSpec, StateSpec
 
 
@@ -97,25 +107,33 @@ class System:
     H: int
     trunk: TrunkConfig
     backbone: BackboneConfig
-    network: ExpertNetwork
-    head: Flow | Regression
+    network: Network
+    head: Rule
     normalise_state: NormaliserKind = "mean_std"
     normalise_actions: NormaliserKind = "mean_std"
     transforms: Transforms = field(default_factory=Transforms)
-    execute: Receding = field(default_factory=Receding)
+    execute: Receding | Ensemble | RealTime = field(default_factory=Receding)
     train: TrainConfig = field(default_factory=TrainConfig)
 
     def __post_init__(self) -> None:
         if not self.name.strip():
             raise ConfigError(f"system: expected a name, got {self.name!r}")
         expect_positive("system", T=self.T, H=self.H, image_size=min(self.image_size))
-        if isinstance(self.head, Flow) == (self.network.time == "none"):
+        check_pair(self.head, self.network, self.sizes)
+        if self.normalise_actions == "mean_std" and bounded(self.head):
             raise ConfigError(
-                f"system: a {type(self.head).__name__} head needs a network "
-                f"{'with' if isinstance(self.head, Flow) else 'without'} flow time, got time={self.network.time!r}"
+                f"system: {type(self.head).__name__} covers [-1, 1] and clips the rest, and "
+                "normalise_actions='mean_std' does not keep actions there. Use 'min_max' (nothing is clipped) or "
+                "'quantile' (the outer 2 % are)."
             )
-        if self.execute.k > self.H:
-            raise ConfigError(f"system: expected execute.k <= H, got k={self.execute.k}, H={self.H}")
+        if isinstance(self.execute, RealTime):
+            check_guidance(self.head, self.execute)
+        self.execute.start(1, self.H, self.robot.action.size)
+
+    @property
+    def sizes(self) -> Sizes:
+        """What head and network have to fit."""
+        return Sizes(self.trunk, self.backbone.expert.width, self.H, self.robot.action.size)
 
     def build(self, fitted: Fitted) -> Policy:
         """A fresh policy. Weights depend on ``train.seed`` alone; torch's global generator is left as it was.
@@ -124,17 +142,13 @@ class System:
             ConfigError: statistics were fitted for other transforms or another robot.
         """
         fitted.check(self.robot, self.transforms)
-        S, A, cameras = self.robot.state.size, self.robot.action.size, tuple(c.name for c in self.robot.cameras)
+        S, cameras = self.robot.state.size, tuple(c.name for c in self.robot.cameras)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.train.seed)
             vocabulary = len(fitted.tokenizer.words)
-            backbone = Backbone(self.backbone, self.trunk, cameras, self.image_size, S, self.T, self.H, vocabulary)
-            network = ExpertInTrunk(self.network, self.trunk, A, self.H)
-            head: Head
-            if isinstance(self.head, Flow):
-                head = FlowHead(self.head, network, self.H, A)
-            else:
-                head = RegressionHead(self.head, network, self.H, A)
+            wanted = reader(self.head, self.network, self.sizes, fitted.action_tokenizer)
+            backbone = Backbone(self.backbone, self.trunk, cameras, self.image_size, S, self.T, vocabulary, wanted)
+            head = build_head(self.head, self.network, self.sizes, fitted.action_tokenizer)
         for i, camera in enumerate(cameras):
             mean, std = fitted.pixels[camera]
             backbone.image_mean[i] = torch.tensor(mean)
@@ -177,12 +191,28 @@ class System:
         return hashlib.sha256(json.dumps(_encode(self)).encode()).hexdigest()[:12]
 
 
+def check_guidance(rule: Rule, execute: RealTime) -> None:
+    """Raises ConfigError when a head cannot follow the guide that real-time chunking hands it."""
+    if not isinstance(rule, Flow):
+        raise ConfigError(
+            f"system: RealTime guides a flow-matching head while it samples, got {type(rule).__name__}. Execute with "
+            "Receding or Ensemble."
+        )
+    if execute.method == "prefix" and rule.prefix < execute.delay:
+        raise ConfigError(
+            f"system: RealTime(method='prefix', delay={execute.delay}) needs a head trained with head.prefix >= "
+            f"{execute.delay}, got {rule.prefix}"
+        )
+
+
 # Everything that may stand in a system.json. A closed list: a file cannot name any other class.
 PARTS = {
     c.__name__: c
     for c in (
         *(System, TrainConfig, RobotSpec, CameraSpec, StateSpec, ActionSpec, TrunkConfig, ExpertConfig, BackboneConfig),
-        *(ConvStem, PatchViT, WordEmbedding, ExpertNetwork, Flow, Regression, Transforms, RelativeActions, Receding),
+        *(ConvStem, PatchViT, WordEmbedding, Transforms, RelativeActions, Receding, Ensemble, RealTime),
+        *(Flow, Regression, Categorical, Autoregressive, Fast, UniformBins, QuantileBins, FastConfig),
+        *(ExpertNetwork, ReadoutMLP, CrossAttention, Unet1d, Detr, TokenExpert, TextTokens),
         *(Rotary, Sinusoidal, Learned, NoPositions),
     )
 }

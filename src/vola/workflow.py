@@ -17,6 +17,7 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from vola.dagger import Dagger, train_with_dagger
 from vola.data.episodes import Dataset, check_selection, split_episodes
 from vola.data.lerobot import open_lerobot
 from vola.data.lerobot_write import LeRobotWriter
@@ -28,16 +29,19 @@ from vola.envs.tabletop import TASKS, make_tabletop
 from vola.errors import ConfigError
 from vola.executor import Receding
 from vola.fit import fit
+from vola.heads.pairing import tokenizer_config
 from vola.policy import Policy
 from vola.report.heldout import heldout_record
 from vola.report.page import build_report
 from vola.rollout.collect import demonstrate
 from vola.rollout.heldout import BEFORE, action_moments, held_out_errors
+from vola.rollout.latency import Latency
 from vola.rollout.rollout import Rollouts, rollout
 from vola.rollout.samples import fan, save_samples
 from vola.summary import Prepared, summarise, write_rollouts
 from vola.system import System
 from vola.systems import pi0, regression
+from vola.systems.heads import with_head
 from vola.train.loop import Evaluate, Result, Schedule, refuse_existing, train
 from vola.types import RobotSpec
 
@@ -94,12 +98,14 @@ def choose(
     name: str = "pi0",
     size: str = "small",
     *,
+    head: str | None = None,
     relative: bool = False,
     changes: Mapping[str, Any] | None = None,
 ) -> System:
     """The system of that name for a robot.
 
     Args:
+        head: another action head on its backbone, by name (``systems.heads``).
         relative: learn actions as offsets from the current state on every dimension that both share by name.
         changes: settings to override, e.g. {"H": 32}.
 
@@ -107,6 +113,8 @@ def choose(
         ConfigError: unknown system or setting, or settings that do not fit together.
     """
     system: System = find_system(name, size)(robot)
+    if head is not None:
+        system = with_head(system, head)
     if relative:
         system = replace(system, transforms=Transforms((RelativeActions.by_name(robot),)))
     return system.override(changes or {})
@@ -125,7 +133,8 @@ def prepare(dataset: Dataset, system: System, val: float = 0.1) -> Prepared:
             "small(dataset.spec)."
         )
     first, second = split_episodes(dataset, val, system.train.seed)
-    fitted = fit(dataset, first, system.H, system.transforms)
+    tokens = tokenizer_config(system.head)
+    fitted = fit(dataset, first, system.H, system.transforms, tokens, system.normalise_actions)
     for episode in check_selection(dataset, second) if second else ():
         finite_column(dataset, episode, "state", dataset.spec.state.names)
         finite_column(dataset, episode, "action", dataset.spec.action.names)
@@ -163,13 +172,16 @@ def closed_loop(
     episodes: int,
     film: Sequence[int] = (),
     settings: Mapping[str, Any] | None = None,
+    latency: Latency | None = None,
 ) -> Rollouts:
     """Evaluate on the fixed held-out start states EVALUATION_SEED, EVALUATION_SEED + 1, ...; ``settings`` of the task
-    such as ``{"noise": 0.3}``."""
+    such as ``{"noise": 0.3}``; ``latency``: how many ticks a plan takes while the task goes on."""
     check_robot(system, env_id)
     seeds = range(EVALUATION_SEED, EVALUATION_SEED + episodes)
     table = make_tabletop(env_id, **(settings or {}))
-    return rollout(table, seeds, policy, system.execute, name=system.name, role="policy", task=env_id, film=film)
+    return rollout(
+        table, seeds, policy, system.execute, name=system.name, role="policy", task=env_id, film=film, latency=latency
+    )
 
 
 def expert_loop(env_id: str, *, episodes: int, film: Sequence[int] = ()) -> Rollouts:
@@ -191,10 +203,13 @@ def train_run(
     env: str | None = None,
     episodes: int = 3000,
     eval_episodes: int = 200,
+    head: str | None = None,
     relative: bool = False,
     instruction: str | None = None,
     missing_video: Literal["skip", "blind", "refuse"] = "skip",
     changes: Mapping[str, Any] | None = None,
+    dagger: int = 0,
+    dagger_episodes: int = 300,
     schedule: Schedule | None = None,
     resume: bool = False,
     report: bool = True,
@@ -205,10 +220,12 @@ def train_run(
     Args:
         data: a LeRobot dataset folder, or the id of a built-in task, whose ``episodes`` demonstrations are recorded
             in ``out/data``. env: evaluate in this task in closed loop (default: the task that ``data`` names).
+        dagger: rounds in which the expert labels ``dagger_episodes`` episodes that the policy drives in ``env``.
 
-    Returns:
-        The run folder.
+    Returns the run folder. Raises ConfigError for what ``choose`` and ``prepare`` refuse, and for DAgger without task.
     """
+    if dagger and env is None and data not in TASKS:
+        raise ConfigError("dagger: expected a task in which the policy drives, got none; name it with --env")
     begun = time.perf_counter()
     refuse_existing(out, resume)
     if data in TASKS:
@@ -217,16 +234,36 @@ def train_run(
             collect(data, folder, episodes)
         data = str(folder)
     dataset = open_lerobot(data, instruction=instruction, missing_video=missing_video)
-    made = choose(dataset.spec, system, size, relative=relative, changes=changes)
+    made = choose(dataset.spec, system, size, head=head, relative=relative, changes=changes)
     if env is not None:
         check_robot(made, env)
     ready = prepare(dataset, made, val)
     for note in ready.notes:
         console.print(f"[yellow]note:[/] {note}")
-    result = train(
-        out, made, ready.fitted, ready.train, ready.val, _evaluator(env, made), schedule or Schedule(), resume
-    )
-    if result.interrupted and result.step < made.train.steps:
+    schedule, evaluate = schedule or Schedule(), _evaluator(env, made)
+    if dagger and env is not None:
+        rounds = Dagger(env, dagger, dagger_episodes)
+        result = train_with_dagger(out, ready, rounds, evaluate, schedule, resume)
+    else:
+        result = train(out, made, ready.fitted, ready.train, ready.val, evaluate, schedule, resume)
+    _conclude(out, ready, result, env, eval_episodes, data, command, begun)
+    if report:
+        build_report(out)
+    return out
+
+
+def _conclude(
+    out: Path,
+    ready: Prepared,
+    result: Result,
+    env: str | None,
+    eval_episodes: int,
+    data: str,
+    command: Sequence[str],
+    begun: float,
+) -> None:
+    """The records of a run that reached its last step; raises KeyboardInterrupt for one that was stopped."""
+    if result.interrupted and result.step < ready.system.train.steps:
         console.print(f"stopped at step {result.step}, everything is saved; go on with the same command and --resume")
         raise KeyboardInterrupt
     try:
@@ -235,9 +272,6 @@ def train_run(
     except KeyboardInterrupt:
         console.print("the weights are saved; the same command with --resume does the evaluation that is missing")
         raise
-    if report:
-        build_report(out)
-    return out
 
 
 def check_robot(system: System, env_id: str) -> None:

@@ -299,3 +299,14 @@ def test_a_side_is_kept_until_the_robot_is_clearly_on_the_other_one():
 def test_settings_that_make_no_task_are_refused(env_id, wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         make_tabletop(env_id, **wrong)
+
+
+def test_compose_told_by_number_is_the_same_scene_under_another_name() -> None:
+    seeds = np.arange(40)
+    words, number = (make_tabletop("vola/Compose-v0", told=told) for told in ("words", "number"))
+    words.reset(seeds)
+    number.reset(seeds)
+    np.testing.assert_array_equal(words.world.goal, number.world.goal)
+    pairs = set(zip(words.instructions, number.instructions, strict=True))
+    assert len(pairs) == len(set(words.instructions)) == len(set(number.instructions))
+    assert all(text.split()[0] == "task" and 0 <= int(text.split()[1]) < 48 for text in number.instructions)

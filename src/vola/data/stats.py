@@ -152,20 +152,23 @@ def _describe_chunks(
     columns: list[FeatureStats] = []
     for start in range(0, len(names), group):
         dims = slice(start, start + group)
-        pool = np.concatenate([_chunks(s, a, H, transforms)[:, dims] for s, a in zip(state, action, strict=True)])
+        parts = [encoded_chunks(s, a, H, transforms) for s, a in zip(state, action, strict=True)]
+        pool = np.concatenate([chunks[valid][:, dims] for chunks, valid in parts])
         columns.append(describe_rows(pool, names[dims], transforms.fingerprint()))
     values = {f: np.concatenate([getattr(c, f) for c in columns]) for f in FIELDS}
     return FeatureStats(tuple(names), total, transforms.fingerprint(), **values)
 
 
-def _chunks(state: np.ndarray, action: np.ndarray, H: int, transforms: Transforms) -> np.ndarray:
-    """Valid entries ``(n, A)`` of the encoded chunks that start at each frame of one episode."""
+def encoded_chunks(
+    state: np.ndarray, action: np.ndarray, H: int, transforms: Transforms
+) -> tuple[np.ndarray, np.ndarray]:
+    """The encoded chunks ``L H A`` that start at each frame of one episode, and which steps are valid ``L H``."""
     L = len(action)
     rows = np.arange(L)[:, None] + np.arange(H)
     valid = np.ones((L, 1), bool)
     observation = Observation({}, {}, state[:, None], valid, ("",) * L)
     encoded = transforms.encode(observation, action[np.minimum(rows, L - 1)])
-    return encoded[rows < L]
+    return encoded, rows < L
 
 
 @dataclass(frozen=True)

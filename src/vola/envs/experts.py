@@ -19,7 +19,7 @@ from vola.envs.scene import World, distance
 from vola.envs.tabletop import Tabletop, TabletopConfig
 from vola.envs.tasks import Detour, Push
 from vola.errors import ConfigError, InputError
-from vola.types import Chunk, Observation
+from vola.types import Chunk, Guide, Observation
 
 LEFT, NEAR, RIGHT = -1, 0, 1
 Sides = Literal["both", "left", "right", "near"]
@@ -55,13 +55,18 @@ class Expert:
         """H = 1: the expert looks again in every step."""
         return 1
 
-    def plan(self, observation: Observation, rngs: Sequence[np.random.Generator] = ()) -> Chunk:
+    def plan(
+        self, observation: Observation, rngs: Sequence[np.random.Generator] = (), guide: Guide | None = None
+    ) -> Chunk:
         """The next action (m, as ``table.spec.action`` says) of every scene; only the size of ``observation`` is used,
         ``rngs`` not at all.
 
         Raises:
             InputError: the observation is not of all n scenes of the bound table.
+            ConfigError: a guide; the expert makes one action and continues nothing.
         """
+        if guide is not None:
+            raise ConfigError("Expert: expected no guide, it plans one action at a time. Execute it with Receding(1).")
         if observation.size != self._table.n:
             raise InputError(
                 f"Expert: expected an observation of all {self._table.n} scenes of its table, got {observation.size}. "

@@ -218,7 +218,8 @@ class Compose(Reach):
     the same colour, one of the same shape, one different in both, so neither word alone is enough.
 
     speed: m per step. place_distance: from the object's centre to the place. distractors: other objects (0..3).
-    split: which combinations of words occur, "all" | "seen" | "held_out".
+    split: which combinations of words occur, "all" | "seen" | "held_out". told: "words", or "number": "task 17"
+    instead of the sentence, one of 48 numbers that have nothing in common.
     """
 
     name: ClassVar[str] = "compose"
@@ -233,11 +234,14 @@ class Compose(Reach):
     object_radius: float = 0.13
     place_distance: float = 0.24
     split: Split = "all"
+    told: Literal["words", "number"] = "words"
 
     def __post_init__(self) -> None:
         check_common(self, goal_radius=self.goal_radius)
         if self.split not in ("all", "seen", "held_out"):
             raise ConfigError(f'split: expected "all", "seen" or "held_out", got {self.split!r}')
+        if self.told not in ("words", "number"):
+            raise ConfigError(f'told: expected "words" or "number", got {self.told!r}')
 
     def draw(self, rng: np.random.Generator) -> Scene:
         choices = combinations(self.split)
@@ -252,6 +256,8 @@ class Compose(Reach):
         word, step = list(PLACES.items())[p]
         goal = objects[0] + np.array(step) * self.place_distance
         text = f"go {word} the {COLOURS[c]} {SHAPES[s]}"
+        if self.told == "number":
+            text = f"task {combinations('all').index((c, s, p))}"
         return Scene(rng.uniform(-0.8, 0.8, 2), goal, objects, colours, shapes, np.zeros(2), np.zeros(2), text)
 
     def advance(self, world: World, rows: np.ndarray, displacement: np.ndarray) -> Bool[np.ndarray, " m"]:

@@ -12,11 +12,11 @@ from typing import ClassVar, Literal, final
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from vola.cite import Source
-from vola.heads.base import Cost, Head
+from vola.heads.base import Cost, Drawn, Head, Loss, Part
 from vola.model.backbone import Context
 
 
@@ -47,12 +47,15 @@ class RegressionHead(Head):
         tokens = context.segment.tokens
         return self.network(context, tokens.new_zeros(context.size, self.H, self.A), None)
 
-    def loss(self, context: Context, actions: Float[Tensor, "B H A"], rng: torch.Generator) -> Float[Tensor, "B H A"]:
+    def loss(
+        self, context: Context, actions: Float[Tensor, "B H A"], valid: Bool[Tensor, "B H"], rng: torch.Generator
+    ) -> Loss:
         error = self._predict(context).float() - actions
-        return error.square() if self.config.norm == "l2" else error.abs()
+        values = error.square() if self.config.norm == "l2" else error.abs()
+        return Loss({self.config.norm: Part(values, valid[..., None])})
 
-    def sample(self, context: Context, rngs: Sequence[np.random.Generator]) -> Float[Tensor, "B H A"]:
-        return self._predict(context).float()
+    def sample(self, context: Context, rngs: Sequence[np.random.Generator]) -> Drawn:
+        return Drawn(self._predict(context).float())
 
     def cost(self) -> Cost:
         return Cost(serial=1)

@@ -47,3 +47,17 @@ class WordEncoder(nn.Module):
         if valid is not None:
             words = words * valid[..., None]
         return self.project(words), words.sum(dim=1)
+
+    @property
+    def vocabulary(self) -> int:
+        """V, words of a head included."""
+        return int(self.embedding.num_embeddings)
+
+    def tokens(self, ids: Int64[Tensor, "B N"]) -> Float[Tensor, "B N D"]:
+        """Tokens of ids that a head writes itself."""
+        return self.project(self.embedding(ids))
+
+    def scores(self, hidden: Float[Tensor, "B N D"]) -> Float[Tensor, "B N V"]:
+        """The product of each hidden vector with the token of every word (without the bias of the projection): the
+        matrix of ``tokens`` used the other way round."""
+        return (hidden @ self.project.weight) @ self.embedding.weight.T

@@ -7,9 +7,12 @@ of block names to lengths in sequence order; the blocks of a prefix see each oth
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from vola.errors import ConfigError
-from vola.model.layout import Blind, Block, Causal, Layout, Rule, TimeCausal, When
+from vola.model.layout import Blind, Block, Causal, Full, Inner, Layout, Rule, TimeCausal, When
+
+FULL = Full()
 
 
 def _reads(reader: str, targets: Iterable[str], when: When = "always") -> tuple[Rule, ...]:
@@ -49,6 +52,27 @@ def prefix_lm(prefix: int | Mapping[str, int], suffix: int) -> Layout:
     return Layout(blocks, _mutual(lengths) + _reads("suffix", lengths))
 
 
+def observed(image: int, text: int, state: int, readout: int = 0, action: int = 0, inner: Inner = FULL) -> Layout:
+    """[image text] -> [state] -> [readout] and [action], which do not see each other; each sees the earlier ones.
+
+    The prefix of every head in this library: readout tokens collect what a head outside the trunk needs and nobody
+    reads them (Octo); the action block, full or causal, belongs to a head inside the trunk. A length of 0 leaves the
+    block out: a robot without cameras has no image block, one without sensors of its own no state block.
+    """
+    blocks = [Block("image", image)] if image else []
+    blocks.append(Block("text", text))
+    names = tuple(block.name for block in blocks)
+    rules = _mutual(names)
+    if state:
+        rules += _reads("state", names)
+        blocks, names = [*blocks, Block("state", state)], (*names, "state")
+    if readout:
+        rules, blocks = rules + _reads("readout", names), [*blocks, Block("readout", readout)]
+    if action:
+        rules, blocks = rules + _reads("action", names), [*blocks, Block("action", action, inner)]
+    return Layout(tuple(blocks), rules)
+
+
 def pi0(image: int, text: int, state: int, action: int) -> Layout:
     """[image text] -> [state] -> [action]: full inside each, and each sees the earlier ones, never a later one.
 
@@ -56,13 +80,33 @@ def pi0(image: int, text: int, state: int, action: int) -> Layout:
 
     Source: pi0 (arXiv 2410.24164, appendix B) and openpi, where it is a cumulative sum over block starts.
     """
-    seen = (Block("image", image), Block("text", text)) if image else (Block("text", text),)
-    names = tuple(block.name for block in seen)
-    rules = _mutual(names)
-    if state:
-        rules += _reads("state", names)
-        seen, names = (*seen, Block("state", state)), (*names, "state")
-    return Layout((*seen, Block("action", action)), rules + _reads("action", names))
+    return observed(image, text, state, action=action)
+
+
+@lru_cache(maxsize=1024)
+def writing(layout: Layout, name: str, done: int, new: int) -> Layout:
+    """A layout whose last, causal block ``name`` is being written: ``done`` tokens of it, then ``new`` as "next".
+
+    What autoregressive decoding runs under, token by token; the mask of the last rows is that of the full layout.
+
+    Raises:
+        ConfigError: the block is not the last one, not causal, or shorter than that.
+    """
+    block = layout.block(name)
+    if layout.blocks[-1] != block or not isinstance(block.inner, Causal) or not 0 < done + new <= block.length:
+        raise ConfigError(
+            f"layout: expected {name!r} to be the last block, causal and of at least {done + new} tokens, got {block} "
+            f"in {list(layout.names)}"
+        )
+    others = tuple(rule for rule in layout.rules if rule.reader != name)
+    targets = tuple(rule.target for rule in layout.rules if rule.reader == name)
+    blocks, rules = layout.blocks[:-1], others
+    if done:
+        blocks, rules = (*blocks, Block(name, done, Causal())), rules + _reads(name, targets)
+    if new:
+        blocks = (*blocks, Block("next", new, Causal()))
+        rules += _reads("next", (*targets, name) if done else targets)
+    return Layout(blocks, rules)
 
 
 def pi05(prefix: int | Mapping[str, int], action: int) -> Layout:

@@ -63,7 +63,8 @@ class AdaptiveRMSNorm(nn.Module):
     def forward(self, x: Float[Tensor, "B N D"], condition: Tensor | None = None) -> tuple[Tensor, Tensor]:
         if condition is None:
             raise ConfigError("adaptive_rms: expected a condition B D, got None; use norm='rms' without flow time")
-        scale, shift, gate = self.modulation(condition)[:, None].chunk(3, dim=-1)
+        modulation = self.modulation(condition if condition.ndim == 3 else condition[:, None])
+        scale, shift, gate = modulation.chunk(3, dim=-1)
         return F.rms_norm(x, x.shape[-1:], eps=self.eps) * (1 + scale) + shift, gate
 
 

@@ -85,8 +85,8 @@ def sinusoidal(position: Tensor, width: int, base: float = 10_000.0) -> Float[Te
 
 
 def time_code(
-    tau: Float[Tensor, " B"], width: int, shortest: float = 4e-3, longest: float = 4.0
-) -> Float[Tensor, "B D"]:
+    tau: Float[Tensor, "*shape"], width: int, shortest: float = 4e-3, longest: float = 4.0
+) -> Float[Tensor, "*shape D"]:
     """Code of flow time: sin and cos of 2 pi tau / period, periods geometric from ``shortest`` to ``longest``.
 
     Source: pi0 (openpi ``posemb_sincos``), width/2 periods, sines first.
@@ -97,7 +97,7 @@ def time_code(
     _check_even(width)
     steps = torch.linspace(0.0, 1.0, width // 2, device=tau.device, dtype=torch.float32)
     period = shortest * (longest / shortest) ** steps
-    angle = tau[:, None].to(torch.float32) * (2 * math.pi / period)
+    angle = tau[..., None].to(torch.float32) * (2 * math.pi / period)
     return torch.cat([angle.sin(), angle.cos()], dim=-1)
 
 

@@ -144,14 +144,14 @@ class Expert(nn.Module):
 class Segment:
     """Tokens of the consecutive layout blocks ``blocks``, owned by ``expert``.
 
-    ``valid`` None means all valid. ``condition`` feeds adaptive norms.
+    ``valid`` None means all valid. ``condition`` feeds adaptive norms: one vector per sample, or one per token.
     """
 
     expert: Expert
     blocks: tuple[str, ...]
     tokens: Float[Tensor, "B N D"]
     valid: Bool[Tensor, "B N"] | None = None
-    condition: Float[Tensor, "B E"] | None = None
+    condition: Float[Tensor, "B E"] | Float[Tensor, "B N E"] | None = None
 
 
 def run(segments: Sequence[Segment], layout: Layout, cache: Cache | None = None) -> tuple[tuple[Tensor, ...], Cache]:

@@ -43,7 +43,8 @@ Evaluate = Callable[[Policy, int], list[dict[str, Any]]]
 class Schedule:
     """How often (in steps) to log, to measure held-out loss, to evaluate in closed loop and to save; 0 is only at the
     end. ``keep`` is how many checkpoints stay on disk. ``progress``: a bar for a terminal, a line at every validation
-    for a log file, or none; to standard error."""
+    for a log file, or none; to standard error. ``until`` ends this part of the run early, at that step; 0: at its
+    last."""
 
     log: int = 20
     validate: int = 250
@@ -51,6 +52,7 @@ class Schedule:
     save: int = 500
     keep: int = 2
     progress: Literal["bar", "lines", "none"] = "bar"
+    until: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,21 +103,21 @@ def train(
     rng = torch.Generator(policy.device)
     policy.train()
     with _interruptible() as interrupted, _bar(system.name, start, config.steps, schedule) as advance:
-        step = start
-        for step in range(start + 1, config.steps + 1):
+        step, stop = start, min(config.steps, schedule.until or config.steps)
+        for step in range(start + 1, stop + 1):
             record = _step(policy, optimiser, average, system, data, step - 1, rng)
             meter.add(config.batch * config.accumulate)
-            last = step == config.steps or interrupted()
+            last = step == stop or interrupted()
             if last or step % schedule.log == 0:
                 record |= {"samples_per_second": meter.rate(), "seconds": meter.seconds()}
                 _log(run, {"kind": "train", "step": step} | record)
             advance(step, record["loss"], meter.rate())
             if last or _due(step, schedule.save):  # before anything that may fail
                 _save(run, system, fitted, policy, optimiser, average, step, schedule.keep)
-            if held_out is not None and len(held_out) and (step == config.steps or _due(step, schedule.validate)):
+            if held_out is not None and len(held_out) and (step == stop or _due(step, schedule.validate)):
                 with acting(policy, average, config.ema):
                     _log(run, {"kind": "val", "step": step} | held_out_loss(policy, held_out))
-            if evaluate is not None and (step == config.steps or _due(step, schedule.evaluate)):
+            if evaluate is not None and (step == stop or _due(step, schedule.evaluate)):
                 with acting(policy, average, config.ema):
                     for line in evaluate(policy, step):
                         _log(run, {"kind": "eval", "step": step} | line)
@@ -164,26 +166,36 @@ def _step(
 
 @torch.no_grad()
 def held_out_loss(policy: Policy, windows: Windows, most: int = 512, batch: int = 128) -> dict[str, Any]:
-    """Mean loss over at most ``most`` evenly spaced windows, in total, per step of the chunk and per action dimension.
+    """Mean loss over at most ``most`` evenly spaced windows: in total, by part, and, where the main part is per number,
+    per step of the chunk and per action dimension.
 
     Noise and flow times are the same at every call, so curves over training steps compare like with like.
     """
     chosen = np.unique(np.linspace(0, len(windows) - 1, min(most, len(windows))).round().astype(int))
     H, A = policy.H, policy.spec.action.size
-    total, count = torch.zeros(H, A, dtype=torch.float64), torch.zeros(H, 1, dtype=torch.float64)
+    total, count = torch.zeros(H, A, dtype=torch.float64), torch.zeros(H, A, dtype=torch.float64)
+    sums: dict[str, float] = {}
+    counts: dict[str, float] = {}
+    weights: dict[str, float] = {}
     rng = torch.Generator(policy.device)
     for n, rows in enumerate(np.array_split(chosen, -(-len(chosen) // batch))):
         rng.manual_seed(_mix(-1, n))
         loss = policy.loss(windows.batch(rows), rng)
-        weight = loss.valid[..., None].cpu()
-        total += (loss.values.cpu() * weight).sum(0)
-        count += weight.sum(0)
-    return {
-        "loss": float(total.sum() / (count.sum() * A).clamp(min=1)),
-        "loss_per_step": (total.mean(1) / count[:, 0].clamp(min=1)).tolist(),
-        "loss_per_dimension": (total.sum(0) / count.sum().clamp(min=1)).tolist(),
-        "windows": len(chosen),
-    }
+        for name, part in loss.parts.items():
+            valid = part.valid.expand_as(part.values)
+            sums[name] = sums.get(name, 0.0) + float(torch.where(valid, part.values, 0).sum())
+            counts[name] = counts.get(name, 0.0) + float(valid.sum())
+            weights[name] = part.weight
+        if loss.main.values.shape[1:] == (H, A):
+            valid = loss.main.valid.expand_as(loss.main.values)
+            total += torch.where(valid, loss.main.values, 0).sum(0).cpu()
+            count += valid.sum(0).cpu()
+    means = {name: sums[name] / max(counts[name], 1.0) for name in sums}
+    record: dict[str, Any] = {"loss": sum(weights[name] * mean for name, mean in means.items()), "parts": means}
+    if count.any():
+        record["loss_per_step"] = (total.sum(1) / count.sum(1).clamp(min=1)).tolist()
+        record["loss_per_dimension"] = (total.sum(0) / count.sum(0).clamp(min=1)).tolist()
+    return record | {"windows": len(chosen)}
 
 
 @contextmanager
