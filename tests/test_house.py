@@ -23,7 +23,7 @@ tokenizers: text actions bins fast
 data: tokens
 model: mask_text layout layouts attention positions norms layers trunk vision language backbone networks
 model: conditioning readout decoders unet token_networks
-heads: base tokens solvers guidance likelihood noising regression flow categorical fast pairing
+heads: base tokens solvers guidance likelihood noising schedules regression flow diffusion cvae categorical fast pairing
 fit policy executor ensemble realtime system checkpoint
 systems: pi0 regression heads
 train: optim loop throughput

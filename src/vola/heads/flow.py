@@ -22,7 +22,7 @@ from vola.heads.base import Cost, Drawn, Head, Loss, Part, noise_like_chunk
 from vola.heads.guidance import GuideTensors, guided
 from vola.heads.likelihood import flow_log_prob, rademacher
 from vola.heads.noising import beta_times, hold
-from vola.heads.solvers import Solver, evaluations, integrate
+from vola.heads.solvers import Solver, Velocity, evaluations, integrate
 from vola.model.backbone import Context
 
 
@@ -133,18 +133,17 @@ class FlowHead(Head):
         """
         x = noise_like_chunk(rngs, self.H, self.A, context.segment.tokens.device)
 
-        def velocity(x: Tensor, tau: float) -> Tensor:
+        def free(x: Tensor, tau: float) -> Tensor:
             return self._velocity(context, x, tau)
 
-        K, solver = self.config.steps, self.config.solver
-        if guide is None:
-            return Drawn(integrate(velocity, x, 0.0, 1.0, K, solver))
-        guide.check(len(rngs), self.H, self.A)
-        if guide.method == "prefix":
-            return Drawn(self._continue(context, x, guide))
-        if bool((guide.weights > 0).any()):
-            velocity = guided(velocity, guide)
-        return Drawn(integrate(velocity, x, 0.0, 1.0, K, solver))
+        velocity: Velocity = free
+        if guide is not None:
+            guide.check(len(rngs), self.H, self.A)
+            if guide.method == "prefix":
+                return Drawn(self._continue(context, x, guide))
+            if bool((guide.weights > 0).any()):
+                velocity = guided(free, guide)
+        return Drawn(integrate(velocity, x, 0.0, 1.0, self.config.steps, self.config.solver))
 
     def _continue(self, context: Context, x: Tensor, guide: GuideTensors) -> Tensor:
         """Draw the rest of chunks whose first ``guide.delay`` steps are known."""
