@@ -24,8 +24,8 @@ data: tokens
 model: mask_text layout layouts attention positions norms layers trunk vision language backbone networks
 model: conditioning readout decoders unet token_networks
 heads: base tokens solvers guidance likelihood noising schedules regression flow diffusion cvae categorical fast pairing
-fit policy executor ensemble realtime system checkpoint
-systems: pi0 regression heads
+fit policy executor ensemble realtime system checkpoint variants
+systems: pi0 regression
 train: optim loop throughput
 rollout: latency rollout collect dagger samples heldout decision
 report: records heldout words theme charts animation sections page

@@ -23,6 +23,7 @@ from vola.train import loop, optim
 from vola.train.loop import Schedule, acting, held_out_loss, train
 from vola.train.optim import Average, learning_rate, make_optimiser
 from vola.train.throughput import peak_flops, step_flops
+from vola.variants import HEADS
 
 QUIET = Schedule(log=1, validate=0, save=2, keep=99, progress="none")
 
@@ -48,7 +49,7 @@ def losses(run: Path) -> list[tuple[int, float, float]]:
     return [(r["step"], r["loss"], r["lr"]) for r in rows if r["kind"] == "train"]
 
 
-@pytest.mark.parametrize("name", ["pi0", "regression"])
+@pytest.mark.parametrize("name", ["pi0", "regression", *HEADS])
 def test_every_system_trains_saves_resumes_and_plans(name: str, tmp_path: Path) -> None:
     made = system(name, train__steps=6)
     whole = small_run(tmp_path / "whole", made)

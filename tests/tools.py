@@ -14,6 +14,7 @@ from vola.policy import Policy
 from vola.system import System
 from vola.systems import pi0, regression
 from vola.types import ActionSpec, Batch, CameraSpec, RobotSpec, StateSpec, fake
+from vola.variants import HEADS, with_head
 
 SPEC = RobotSpec(
     (CameraSpec("top", 8, 8), CameraSpec("wrist", 8, 8)),
@@ -41,8 +42,9 @@ def dataset(lengths: tuple[int, ...] = (7, 5, 9, 6), seed: int = 0, spec: RobotS
 
 
 def system(name: str = "pi0", **changes: object) -> System:
-    """A tiny system whose output layer is not zero, so that every weight matters."""
-    made = {"pi0": pi0, "regression": regression}[name].tiny(SPEC)
+    """A tiny system: that of a system file, or pi0's with the head of that name."""
+    files = {"pi0": pi0, "regression": regression}
+    made = with_head(pi0.tiny(SPEC), name) if name in HEADS else files[name].tiny(SPEC)
     return made.override({k.replace("__", "."): v for k, v in changes.items()})
 
 

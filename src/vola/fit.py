@@ -157,8 +157,8 @@ def training_chunks(
     chunks, valids = [], []
     for i, episode in enumerate(chosen):
         frames = wanted[(wanted >= starts[i]) & (wanted < starts[i + 1])] - starts[i]
-        columns = (dataset.column(name, episode.index) for name in ("state", "action"))
-        made, valid = encoded_chunks(*columns, H, transforms)
+        state, action = (dataset.column(name, episode.index) for name in ("state", "action"))
+        made, valid = encoded_chunks(state, action, H, transforms)
         chunks.append(normaliser.encode(made[frames]))
         valids.append(valid[frames])
     return np.concatenate(chunks), np.concatenate(valids)
@@ -167,7 +167,7 @@ def training_chunks(
 def _tokenizer_from(data: Mapping[str, Any] | None) -> ActionTokenizer | None:
     if data is None:
         return None
-    kind = data.get("kind")
+    kind = str(data.get("kind"))
     if kind not in TOKENIZERS:
         raise CheckpointError(f"fitted.json: expected an action tokenizer of kind {sorted(TOKENIZERS)}, got {kind!r}")
     return TOKENIZERS[kind].from_json(data)

@@ -17,7 +17,7 @@ from vola.model.layers import count_parameters
 from vola.policy import Policy
 from vola.rollout.collect import demonstrate
 from vola.system import System, describe
-from vola.systems.heads import HEADS, with_head
+from vola.variants import HEADS, with_head
 from vola.workflow import SYSTEMS, find_system
 
 # What a system that was never trained is shown for: its sizes, and floors in metres, need a robot and some data.

@@ -25,6 +25,8 @@ from vola.errors import ConfigError, expect_positive
 from vola.executor import Receding
 from vola.fit import Fitted, NormaliserKind
 from vola.heads.categorical import Autoregressive, Categorical
+from vola.heads.cvae import Cvae
+from vola.heads.diffusion import Diffusion
 from vola.heads.fast import Fast
 from vola.heads.flow import Flow
 from vola.heads.pairing import Network, Rule, Sizes, bounded, build_head, check_pair, reader
@@ -133,7 +135,7 @@ class System:
     @property
     def sizes(self) -> Sizes:
         """What head and network have to fit."""
-        return Sizes(self.trunk, self.backbone.expert.width, self.H, self.robot.action.size)
+        return Sizes(self.trunk, self.backbone.expert.width, self.H, self.robot.action.size, self.robot.state.size)
 
     def build(self, fitted: Fitted) -> Policy:
         """A fresh policy. Weights depend on ``train.seed`` alone; torch's global generator is left as it was.
@@ -211,7 +213,7 @@ PARTS = {
     for c in (
         *(System, TrainConfig, RobotSpec, CameraSpec, StateSpec, ActionSpec, TrunkConfig, ExpertConfig, BackboneConfig),
         *(ConvStem, PatchViT, WordEmbedding, Transforms, RelativeActions, Receding, Ensemble, RealTime),
-        *(Flow, Regression, Categorical, Autoregressive, Fast, UniformBins, QuantileBins, FastConfig),
+        *(Flow, Diffusion, Cvae, Regression, Categorical, Autoregressive, Fast, UniformBins, QuantileBins, FastConfig),
         *(ExpertNetwork, ReadoutMLP, CrossAttention, Unet1d, Detr, TokenExpert, TextTokens),
         *(Rotary, Sinusoidal, Learned, NoPositions),
     )

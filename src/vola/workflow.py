@@ -41,9 +41,9 @@ from vola.rollout.samples import fan, save_samples
 from vola.summary import Prepared, summarise, write_rollouts
 from vola.system import System
 from vola.systems import pi0, regression
-from vola.systems.heads import with_head
 from vola.train.loop import Evaluate, Result, Schedule, refuse_existing, train
 from vola.types import RobotSpec
+from vola.variants import with_head
 
 # Demonstrations use seeds from 0 on; start states that are evaluated lie far away and are never demonstrated.
 EVALUATION_SEED = 1_000_000
@@ -105,7 +105,7 @@ def choose(
     """The system of that name for a robot.
 
     Args:
-        head: another action head on its backbone, by name (``systems.heads``).
+        head: another action head on its backbone, by name (``vola.variants``).
         relative: learn actions as offsets from the current state on every dimension that both share by name.
         changes: settings to override, e.g. {"H": 32}.
 

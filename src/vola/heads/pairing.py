@@ -13,6 +13,8 @@ from torch import nn
 from vola.errors import ConfigError
 from vola.heads.base import Head
 from vola.heads.categorical import Autoregressive, AutoregressiveHead, Categorical, CategoricalHead
+from vola.heads.cvae import Cvae, CvaeHead
+from vola.heads.diffusion import Diffusion, DiffusionHead
 from vola.heads.fast import Fast, FastHead
 from vola.heads.flow import Flow, FlowHead
 from vola.heads.regression import Regression, RegressionHead
@@ -27,7 +29,7 @@ from vola.tokenizers.actions import ActionTokenizer
 from vola.tokenizers.bins import QuantileBins, UniformBins
 from vola.tokenizers.fast import FastConfig
 
-Rule: TypeAlias = Flow | Regression | Categorical | Autoregressive | Fast
+Rule: TypeAlias = Flow | Diffusion | Cvae | Regression | Categorical | Autoregressive | Fast
 ChunkNetwork: TypeAlias = ExpertNetwork | ReadoutMLP | CrossAttention | Unet1d | Detr
 TokenWriter: TypeAlias = TokenExpert | TextTokens
 Network: TypeAlias = ChunkNetwork | TokenWriter
@@ -35,12 +37,13 @@ Network: TypeAlias = ChunkNetwork | TokenWriter
 
 @dataclass(frozen=True)
 class Sizes:
-    """What rule and network have to fit: shared trunk, prefix width D, chunk H x A."""
+    """What rule and network have to fit: shared trunk, prefix width D, chunk H x A, state S."""
 
     trunk: TrunkConfig
     width: int
     H: int
     A: int
+    S: int
 
 
 def tokenizer_config(rule: Rule) -> UniformBins | QuantileBins | FastConfig | None:
@@ -55,6 +58,8 @@ def tokenizer_config(rule: Rule) -> UniformBins | QuantileBins | FastConfig | No
 
 def bounded(rule: Rule) -> bool:
     """Whether a rule can only express actions in [-1, 1] and clips the rest."""
+    if isinstance(rule, Diffusion):
+        return 0 < rule.clip <= 1
     return isinstance(tokenizer_config(rule), UniformBins | FastConfig)
 
 
@@ -64,6 +69,10 @@ def ports(rule: Rule, sizes: Sizes, K: int = 2) -> Ports:
     match rule:
         case Flow():
             return Ports(*common, out=sizes.A, time=True, per_step_time=rule.prefix > 0, noise=True)
+        case Diffusion():
+            return Ports(*common, out=sizes.A, time=True, noise=True)
+        case Cvae():
+            return Ports(*common, out=sizes.A, latent=rule.latent)
         case Categorical():
             return Ports(*common, out=sizes.A * K)
     return Ports(*common, out=sizes.A)
@@ -124,6 +133,10 @@ def build_head(rule: Rule, network: Network, sizes: Sizes, tokenizer: ActionToke
     match rule:
         case Flow():
             return FlowHead(rule, made, H, A)
+        case Diffusion():
+            return DiffusionHead(rule, made, H, A)
+        case Cvae():
+            return CvaeHead(rule, made, H, A, sizes.S)
         case Regression():
             return RegressionHead(rule, made, H, A)
         case Categorical() if tokenizer is not None:

@@ -19,7 +19,7 @@ from vola.executor import Receding
 from vola.lab.findings import Finding, Plan, Pooled, Row, Table, Verdict, line_figure, pooled, shown
 from vola.lab.jobs import Case, Demos, Job
 from vola.theory.compounding import best_k
-from vola.theory.filters import ensemble_response
+from vola.theory.filters import Heaviest, ensemble_response
 
 H = 32
 KS = (1, 2, 4, 8, 16, 32)
@@ -45,30 +45,20 @@ ENSEMBLES: Mapping[str, Ensemble | Receding] = {
     "ensemble, newest heaviest (m = 0.01)": Ensemble(0.01, "newest"),
     "ensemble, newest heaviest (m = 0.5)": Ensemble(0.5, "newest"),
 }
+FILTERS: tuple[tuple[float, Heaviest], ...] = ((0.01, "oldest"), (0.5, "oldest"), (0.5, "newest"))
 CLAIM = "Success has a best number of executed steps inside 1 < k < H"
 
 
 def jobs(plan: Plan) -> tuple[Job, ...]:
     """One model with H = 32 per task, and on Detour models trained for their own chunk length, per seed."""
     made = []
+    steps, size = plan.steps(STEPS), plan.size
     for seed in range(plan.seeds):
         for name, (task, head, noise, settings) in TASKS.items():
             demos = Demos(task, plan.demos(3000), noise=noise, settings=settings)
             labels = {"model": name, "H": H, "demos": demos.key, "head": head}
-            changes = {"H": H}
-            cases = _cases(plan)
             made.append(
-                Job(
-                    f"chunks-{name}-{seed}",
-                    demos,
-                    head,
-                    plan.steps(STEPS),
-                    seed,
-                    cases,
-                    labels,
-                    changes,
-                    size=plan.size,
-                )
+                Job(f"chunks-{name}-{seed}", demos, head, steps, seed, _cases(plan), labels, {"H": H}, size=size)
             )
         detour = Demos("vola/Detour-v0", plan.demos(3000))
         for k in OWN:
@@ -77,20 +67,8 @@ def jobs(plan: Plan) -> tuple[Job, ...]:
                 for d in ("clean", "noise 0.3")
             )
             labels = {"model": "own", "H": k, "demos": detour.key, "head": "flow"}
-            changes = {"H": k, "execute": Receding(k)}
-            made.append(
-                Job(
-                    f"chunks-own{k}-{seed}",
-                    detour,
-                    "flow",
-                    plan.steps(STEPS),
-                    seed,
-                    own,
-                    labels,
-                    changes,
-                    size=plan.size,
-                )
-            )
+            changes: dict[str, Any] = {"H": k, "execute": Receding(k)}
+            made.append(Job(f"chunks-own{k}-{seed}", detour, "flow", steps, seed, own, labels, changes, size=size))
     return tuple(made)
 
 
@@ -200,12 +178,9 @@ def _filter() -> Figure:
     figure = Figure(figsize=(7.2, 3.2), layout="constrained")
     axes = figure.subplots()
     frequency = np.linspace(0, 0.5, 400)
-    for label, m, heaviest in (
-        ("m = 0.01, oldest heaviest", 0.01, "oldest"),
-        ("m = 0.5, oldest heaviest", 0.5, "oldest"),
-        ("m = 0.5, newest heaviest", 0.5, "newest"),
-    ):
-        axes.plot(10 * frequency, np.abs(ensemble_response(m, 16, frequency, heaviest)), label=label)
+    for m, heaviest in FILTERS:
+        gain = np.abs(ensemble_response(m, 16, frequency, heaviest))
+        axes.plot(10 * frequency, gain, label=f"m = {m}, {heaviest} heaviest")
     axes.set_xlabel("frequency of what a single plan adds, Hz at a control rate of 10 Hz")
     axes.set_ylabel("gain")
     axes.set_title("Ensembling 16 overlapping plans as a filter", fontsize=10, loc="left")

@@ -14,7 +14,7 @@ import numpy as np
 from vola.envs.tabletop import make_tabletop
 from vola.envs.tasks import PLACES
 from vola.executor import Receding
-from vola.lab.findings import Finding, Plan, Row, Table, Verdict, line_figure, pooled, shown, where
+from vola.lab.findings import Finding, Plan, Pooled, Row, Table, Verdict, line_figure, pooled, shown, where
 from vola.lab.jobs import Case, Demos, Job
 from vola.workflow import EVALUATION_SEED
 
@@ -78,7 +78,7 @@ def analyse(rows: Sequence[Row], plan: Plan, out: Path) -> Finding:
         ("told", "demonstrations", "combinations", "success", "right object", "right place", "training minutes"),
         tuple(body),
     )
-    lines = {
+    lines: dict[str, dict[float, Pooled | None]] = {
         f"{told}, {split}": {n: pooled(rows, told=told, demonstrations=n, split=split) for n in SIZES}
         for told in ("words", "number")
         for split in ("seen", "held_out")

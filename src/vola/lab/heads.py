@@ -21,8 +21,8 @@ from vola.executor import Receding
 from vola.lab import modes, precision
 from vola.lab.findings import Finding, Plan, Pooled, Row, Table, Verdict, pooled, shown
 from vola.lab.jobs import Case, Demos, Job
-from vola.systems.heads import HEADS
 from vola.types import Planner
+from vola.variants import HEADS
 from vola.workflow import EVALUATION_SEED
 
 DETOUR, PUSH, INSERT = "vola/Detour-v0", "vola/Push-v0", "vola/Insert-v0"

@@ -36,8 +36,8 @@ from vola.rollout.decision import decision_errors
 from vola.rollout.latency import Latency
 from vola.rollout.rollout import rollout
 from vola.system import System
-from vola.systems.heads import with_head
 from vola.train.loop import Schedule, train
+from vola.variants import with_head
 from vola.workflow import EVALUATION_SEED, choose, collect, console, prepare
 
 PROCESSES = 2  # two processes with one thread each are faster than one with two
@@ -98,8 +98,9 @@ class Job:
     size: str = "small"
 
     def fingerprint(self) -> str:
-        """Changes when anything that decides the answer does."""
-        return sha256(repr(self).encode()).hexdigest()[:12]
+        """Changes when anything that decides the answer does, the settings behind the head's name included."""
+        spec = make_tabletop(self.demos.task, **self.demos.settings).spec
+        return sha256(f"{self!r} {job_system(self, spec).fingerprint()}".encode()).hexdigest()[:12]
 
 
 def job_system(job: Job, robot: Any) -> System:

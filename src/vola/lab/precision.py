@@ -41,6 +41,7 @@ def jobs(plan: Plan) -> tuple[Job, ...]:
     for seed in range(plan.seeds):
         for head in ("flow", "l2"):
             made.append(_job(f"precision-{head}-{seed}", absolute, head, head, STEPS, seed, plan))
+        changes: dict[str, Any]
         for K in KS:
             changes = {"head": Autoregressive(UniformBins(K), pick="argmax")}
             steps = STEPS * (LONG if K == 256 else 1)
