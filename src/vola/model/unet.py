@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast, final
+from typing import ClassVar, Literal, TypeAlias, cast, final
 
 import torch
 from jaxtyping import Float
@@ -146,6 +146,9 @@ class FilmBlock(nn.Module):
         return self.second(h) + self.skip(x)
 
 
+Levels: TypeAlias = Sequence[Sequence[FilmBlock]]
+
+
 @final
 class ConditionalUnet1d(nn.Module):
     """The network of ``Unet1d``. The output map starts at zero."""
@@ -165,10 +168,10 @@ class ConditionalUnet1d(nn.Module):
             return nn.ModuleList(FilmBlock(config, c, leaving, condition) for c in (entering, leaving))
 
         steps = list(zip((ports.A, *channels[:-1]), channels, strict=True))
-        self.down = _blocks(pair(a, b) for a, b in steps)
+        self.down = cast("Levels", nn.ModuleList(pair(a, b) for a, b in steps))
         self.shrink = nn.ModuleList(nn.Conv1d(c, c, 3, 2, 1) for c in channels[:-1])
         self.middle = cast("Sequence[FilmBlock]", pair(top, top))
-        self.up = _blocks(pair(2 * b, a) for a, b in reversed(steps[1:]))
+        self.up = cast("Levels", nn.ModuleList(pair(2 * b, a) for a, b in reversed(steps[1:])))
         self.grow = nn.ModuleList(nn.ConvTranspose1d(c, c, 4, 2, 1) for c in reversed(channels[:-1]))
         self.last = ConvBlock(channels[0], channels[0], config.kernel, config.final_groups)
         self.leave = nn.Conv1d(channels[0], ports.out, 1)
@@ -215,7 +218,3 @@ class ConditionalUnet1d(nn.Module):
         """Code of the noise index, Linear x4, Mish, Linear."""
         code = index_code(t, self.config.step_width).to(self.time_up.weight.dtype)
         return self.time_down(F.mish(self.time_up(code)))
-
-
-def _blocks(pairs: Iterable[nn.ModuleList]) -> Sequence[Sequence[FilmBlock]]:
-    return cast("Sequence[Sequence[FilmBlock]]", nn.ModuleList(pairs))
