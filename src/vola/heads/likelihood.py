@@ -28,18 +28,15 @@ def divergence(
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         v = velocity(x, tau)
-        flat = v.flatten(1)
+    exact = probes is None
     if probes is None:
-        total = flat.new_zeros(flat.shape[0])
-        for i in range(flat.shape[1]):
-            (row,) = torch.autograd.grad(flat[:, i].sum(), x, retain_graph=True)
-            total = total + row.flatten(1)[:, i]
-        return v.detach(), total
-    total = flat.new_zeros(flat.shape[0])
+        n = x[0].numel()
+        probes = torch.eye(n).to(x).view(n, 1, *x.shape[1:]).expand(n, *x.shape)
+    total = x.new_zeros(x.shape[0])
     for e in probes:
         (row,) = torch.autograd.grad(v, x, e, retain_graph=True)
-        total = total + (row * e).flatten(1).sum(dim=1)
-    return v.detach(), total / len(probes)
+        total += (row * e).flatten(1).sum(dim=1)
+    return v.detach(), total if exact else total / len(probes)
 
 
 @torch.no_grad()
