@@ -30,7 +30,7 @@ train: optim loop throughput
 rollout: latency rollout collect dagger samples heldout decision
 report: records heldout words theme charts animation sections page
 summary dagger workflow demo show
-lab: findings jobs modes chunks precision compose heads ledger
+lab: findings jobs modes chunks precision compose latency heads ledger
 cli __main__
 """
 # errors stands beside types, and types uses it: the two lowest files are ordered here.

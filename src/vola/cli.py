@@ -124,33 +124,38 @@ def evaluate(
     """
     from vola import checkpoint as checkpoints
     from vola.executor import Receding
+    from vola.report import evaluations, words
+    from vola.report.counts import count
     from vola.rollout.latency import Latency
+    from vola.summary import evaluation_of, run_of
     from vola.theory.statistics import wilson
     from vola.workflow import closed_loop, console
 
+    if episodes < 1:
+        raise ConfigError(f"--episodes: expected at least 1 start state, got {episodes}")
     loaded = checkpoints.load(checkpoint)
     env = env or _task_of(loaded.folder)
-    changes = parse_overrides(set) | ({} if k is None else {"execute": Receding(k)})
-    loaded = checkpoints.with_changes(loaded, changes)
+    changes = parse_overrides(set)
+    loaded = checkpoints.with_changes(loaded, changes | ({} if k is None else {"execute": Receding(k)}))
     system, latency = loaded.system, Latency(delay) if delay else None
     scenes = {"noise": noise} | ({"kick_probability": kicks} if kicks else {})
     rollouts = closed_loop(loaded.policy, env, system, episodes=episodes, settings=scenes, latency=latency)
-    unknown = loaded.policy.unknown_words([e.instruction for e in rollouts.episodes])
-    if unknown:
-        console.print(f"[yellow]note:[/] words that training never saw: {', '.join(unknown)}")
+    made = evaluation_of(loaded, rollouts, scenes, changes, latency, ["vola", *sys.argv[1:]])
+    if made["unknown_words"]:
+        console.print(f"[yellow]note:[/] words that training never saw: {', '.join(made['unknown_words'])}")
+    for sentence in words.decode_sentences(system.name, rollouts.rate, count(rollouts.episodes, made["on_malformed"])):
+        console.print(f"[yellow]note:[/] {sentence}")
     interval = wilson(rollouts.rate.successes, rollouts.rate.n)
-    failures = sorted({e.failure for e in rollouts.episodes} - {""})
-    counts = ", ".join(f"{sum(e.failure == f for e in rollouts.episodes)} {f}" for f in failures) or "none"
-    for what, n in (
-        ("plans whose tokens did not decode", sum(e.malformed for e in rollouts.episodes)),
-        ("ticks without a fresh action", sum(e.starved for e in rollouts.episodes)),
-    ):
-        if n:
-            console.print(f"[yellow]note:[/] {n} {what}")
+    counts = ", ".join(f"{n} {kind}" for kind, n in sorted(made["failures"].items())) or "none"
     print(
         f"{system.name} on {env}, k={system.execute.k}: {rollouts.rate.successes} of {episodes} = "
         f"{rollouts.rate.rate:.1%} [{interval.low:.1%}, {interval.high:.1%}] (95 % Wilson); failures: {counts}"
     )
+    run = run_of(loaded)
+    if run is None:
+        console.print(f"[yellow]note:[/] {loaded.folder} lies in no run folder, so this evaluation left no record")
+    else:
+        console.print(f"recorded in {evaluations.append(run, made)}")
 
 
 def _task_of(checkpoint: Path) -> str:
@@ -179,7 +184,7 @@ def lab(
     Without a name it lists the experiments. Interrupted, the same command goes on.
 
     Args:
-        name: modes, chunks, precision, compose or heads.
+        name: modes, chunks, precision, compose, latency or heads.
         out: folder for demonstrations, trained policies and answers, shared by all experiments.
         pages: folder for the page; default <out>/pages.
         seeds: training seeds.

@@ -23,7 +23,7 @@ from vola.theory.filters import Heaviest, ensemble_response
 
 H = 32
 KS = (1, 2, 4, 8, 16, 32)
-OWN = (1, 2, 4, 8, 16)  # models trained for their own chunk length
+OWN = (1, 4, 8, 16)  # models trained for their own chunk length
 STEPS = 3000
 DISTURBED: Mapping[str, Mapping[str, Any]] = {
     "clean": {"noise": 0.0, "kick_probability": 0.0},

@@ -81,6 +81,13 @@ def milliseconds(planner: Planner, task: str, repeats: int = 20) -> float:
     return statistics.median(took[3:])
 
 
+def _timed(out: Path, head: str) -> tuple[int, float]:
+    """Passes and milliseconds of one chunk of the trained Detour policy."""
+    folder = f"modes-{head}-0" if head in MODES else f"heads-detour-{head}-0"
+    policy = checkpoint.load(out / "jobs" / folder).policy
+    return policy.head.cost().serial, milliseconds(policy, DETOUR)
+
+
 def analyse(rows: Sequence[Row], plan: Plan, out: Path) -> Finding:
     """The table, and whether each head reaches its plateau on Detour."""
     torch.set_num_threads(1)
@@ -95,10 +102,8 @@ def analyse(rows: Sequence[Row], plan: Plan, out: Path) -> Finding:
             if task == DETOUR and value is not None:
                 at[head] = value
             minutes += [r["minutes"] for r in found]
-        folder = f"modes-{head}-0" if head in MODES else f"heads-detour-{head}-0"
-        policy = checkpoint.load(out / "jobs" / folder).policy
-        cost = policy.head.cost()
-        body.append((head, *cells, str(cost.serial), f"{milliseconds(policy, DETOUR):.1f}", f"{np.mean(minutes):.1f}"))
+        passes, took = _timed(out, head)
+        body.append((head, *cells, str(passes), f"{took:.1f}", f"{np.mean(minutes):.1f}"))
     header = (
         "head", "Detour, k = 4", "Push, k = 4", "Insert (0.03 m), k = 8", "passes per chunk", "ms per chunk",
         "training minutes",

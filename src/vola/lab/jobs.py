@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
@@ -40,6 +40,7 @@ from vola.train.loop import Schedule, train
 from vola.variants import with_head
 from vola.workflow import EVALUATION_SEED, choose, collect, console, prepare
 
+H, POSITIONS = 16, 512
 PROCESSES = 2  # two processes with one thread each are faster than one with two
 
 
@@ -106,7 +107,8 @@ class Job:
 def job_system(job: Job, robot: Any) -> System:
     """The system of a job for the robot of its demonstrations."""
     system = with_head(choose(robot, "pi0", job.size), job.head)
-    own = {"train.steps": job.steps, "train.seed": job.seed, "train.stride": job.stride}
+    own: dict[str, Any] = {"train.steps": job.steps, "train.seed": job.seed, "train.stride": job.stride}
+    own |= {"H": H, "trunk.positions.length": POSITIONS}  # of the small systems; the tiny ones take them over
     return system.override(own | dict(job.changes))
 
 
@@ -145,19 +147,24 @@ def run_job(job: Job, out: Path) -> list[dict[str, Any]]:
 
 
 def _train(job: Job, out: Path, folder: Path) -> dict[str, Any]:
-    """Train unless a finished checkpoint is there; minutes and loss of the whole run."""
-    found = checkpoint.complete(folder)
+    """Train unless a finished checkpoint is there. ``minutes`` are those of one thread's CPU time, decoding included:
+    other processes on the machine do not change them."""
+    found, clock = checkpoint.complete(folder), folder / "cpu_seconds.json"
+    before = float(json.loads(clock.read_text())) if clock.exists() else 0.0
     if not found or checkpoint.load(found[-1]).step < job.steps:
+        begun = time.process_time()
         dataset = open_lerobot(out / "data" / job.demos.key)
         ready = prepare(dataset, job_system(job, dataset.spec), 0.05)
         schedule = Schedule(progress="none", validate=max(1, job.steps // 8), keep=1)
         result = train(folder, ready.system, ready.fitted, ready.train, ready.val, None, schedule, resume=True)
+        before += time.process_time() - begun
+        clock.write_text(json.dumps(before))
         if result.interrupted and result.step < job.steps:
             raise KeyboardInterrupt
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     last = [line for line in lines if line["kind"] == "train"][-1]
     held_out = [line["loss"] for line in lines if line["kind"] == "val"]
-    return {"seed": job.seed, "minutes": last["seconds"] / 60, "loss": last["loss"], "held_out": held_out}
+    return {"seed": job.seed, "minutes": before / 60, "loss": last["loss"], "held_out": held_out}
 
 
 def policy_with(loaded: checkpoint.Checkpoint, head: Mapping[str, Any]) -> Policy:
@@ -195,7 +202,7 @@ def _answer(job: Job, case: Case, folder: Path) -> dict[str, Any]:
 
 
 def run_jobs(jobs: Sequence[Job], out: Path, processes: int = PROCESSES) -> list[dict[str, Any]]:
-    """All rows of all jobs, in the order of the jobs.
+    """All rows of all jobs, in the order of the jobs. ``processes`` 1 runs them in this process.
 
     Raises:
         KeyboardInterrupt: stopped by Ctrl-C; finished jobs and checkpoints are kept, the same call goes on.
@@ -206,13 +213,13 @@ def run_jobs(jobs: Sequence[Job], out: Path, processes: int = PROCESSES) -> list
     for demos in {job.demos.key: job.demos for job in jobs}.values():
         record_demos(demos, out)
     open_ = [job for job in jobs if not (out / "jobs" / job.name / "rows.json").exists()]
-    for _ in _work(open_, out, processes):
-        pass
+    if processes > 1:
+        _work(open_, out, processes)
     return [row for job in jobs for row in run_job(job, out)]
 
 
-def _work(jobs: Sequence[Job], out: Path, processes: int) -> Iterator[None]:
-    """Run jobs side by side in fresh processes; one ``None`` per finished job."""
+def _work(jobs: Sequence[Job], out: Path, processes: int) -> None:
+    """Run jobs side by side in fresh processes of one thread each."""
     columns = TextColumn("[bold]jobs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")}
     os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")  # children read them when torch is imported
@@ -229,7 +236,6 @@ def _work(jobs: Sequence[Job], out: Path, processes: int) -> Iterator[None]:
                     job = waiting.pop(future)
                     future.result()
                     bar.update(shown, advance=1, last=job.name)
-                    yield
     finally:
         for name, value in before.items():
             if value is None:

@@ -7,12 +7,13 @@ from pathlib import Path
 from types import ModuleType
 
 from vola.errors import ConfigError
-from vola.lab import chunks, compose, heads, modes, precision
+from vola.lab import chunks, compose, heads, latency, modes, precision
 from vola.lab.findings import Finding, Plan, write_finding
 from vola.lab.jobs import PROCESSES, run_jobs
 
 LABS: Mapping[str, ModuleType] = {
-    "modes": modes, "chunks": chunks, "precision": precision, "compose": compose, "heads": heads,
+    "modes": modes, "chunks": chunks, "precision": precision, "compose": compose, "latency": latency,
+    "heads": heads,
 }  # fmt: skip
 
 
