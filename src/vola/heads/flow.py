@@ -172,8 +172,8 @@ class FlowHead(Head):
         actions: Float[Tensor, "B H A"],
         valid: Bool[Tensor, "B H"],
         rng: torch.Generator,
-        steps: int = 100,
-        solver: Solver | None = None,
+        steps: int = 25,
+        solver: Solver = "rk4",
         probes: int = 0,
     ) -> Float[Tensor, " B"]:
         """Log density (nats) of whole chunks of H A normalised actions under the flow, without gradient.
@@ -182,7 +182,7 @@ class FlowHead(Head):
         the solver's error at these ``steps``, and a sampler with few steps draws from a slightly different one.
 
         Args:
-            steps, solver: of the integration from data to noise; None: the sampler's.
+            steps, solver: of the integration from data to noise, whatever the sampler's are.
             probes: 0: exact divergence, H A backward passes per evaluation. n: Hutchinson's estimate with n random
                 signs per number from ``rng``, the same along a chunk's whole path: unbiased but for the solver.
 
@@ -204,4 +204,4 @@ class FlowHead(Head):
         def velocity(x: Tensor, tau: float) -> Tensor:
             return self._velocity(context, x, tau)
 
-        return flow_log_prob(velocity, actions.float(), solver or self.config.solver, steps, signs)
+        return flow_log_prob(velocity, actions.float(), solver, steps, signs)
