@@ -25,6 +25,9 @@ from vola.system import System
 from vola.tokenizers.bins import UniformBins
 from vola.tokenizers.fast import FastConfig
 
+# The published tokenizer (scale 10, 1024 tokens, merges over bytes) needs more data than a few thousand demonstrations:
+# there hardly any sequence a small model writes decodes. Coarse coefficients and few merges learn (`vola lab modes`).
+SMALL_FAST = FastConfig(scale=5.0, vocabulary=64, pieces="whole", on_malformed="repair")
 HEADS: dict[str, str] = {
     "l2": "one answer, the mean",
     "l1": "one answer, the median",
@@ -71,7 +74,7 @@ def _pair(name: str, expert: ExpertConfig) -> tuple[Rule, Network]:
         "bins-parallel": (Categorical(UniformBins(64)), silent),
         "bins": (Autoregressive(UniformBins(64)), writer),
         "bins-text": (Autoregressive(UniformBins(64)), TextTokens()),
-        "fast": (Fast(FastConfig(vocabulary=256)), writer),
+        "fast": (Fast(SMALL_FAST), writer),
         "cvae": (Cvae(cvae.latent, cvae.weight, draw="prior", encoder=cvae.encoder, depth=2, heads=2), silent),
         "cvae-detr": (cvae, Detr(width=width, hidden=2 * width, heads=2, encoder=1, decoder=1)),
         "diffusion": (Diffusion(), timed),
