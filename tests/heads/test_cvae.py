@@ -135,6 +135,18 @@ def test_the_posterior_reads_state_actions_and_their_places() -> None:
     assert (mean(state, one, second) - mean(state, one, fourth)).abs().max() > 1e-3
 
 
+def test_padding_is_no_part_of_the_chunk() -> None:
+    """A chunk of two steps and two padded ones is, to the posterior, the chunk of two steps."""
+    long, short = make(4), make(2)
+    short.posterior.load_state_dict(long.posterior.state_dict())
+    state, actions = torch.randn(3, 2), torch.randn(3, 4, 2)
+    with torch.no_grad():
+        padded = long.posterior(state, actions, (torch.arange(4) < 2).expand(3, 4))
+        alone = short.posterior(state, actions[:, :2], torch.ones(3, 2, dtype=torch.bool))
+    for a, b in zip(padded, alone, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_a_robot_without_state_works() -> None:
     head = make(S=0)
     context = fake_context(3, S=0)

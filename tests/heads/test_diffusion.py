@@ -185,7 +185,12 @@ def test_a_perfect_network_has_no_loss(prediction: Prediction) -> None:
 @pytest.mark.parametrize("prediction", PREDICTIONS)
 @pytest.mark.parametrize("spacing", ["leading", "trailing"])
 def test_samplers_land_on_the_data(prediction: Prediction, spacing: Spacing) -> None:
-    for changes in ({"sampler": "ddim"}, {"sampler": "ddim", "eta": 0.7}, {"sampler": "ddpm"}):
+    for changes in (
+        {"sampler": "ddim"},
+        {"sampler": "ddim", "eta": 0.7},
+        {"sampler": "ddpm"},
+        {"sampler": "ddpm", "variance": "large"},
+    ):
         for steps in (10, 16, 100):
             config = Diffusion(steps=steps, prediction=prediction, spacing=spacing, **changes)
             drawn = DiffusionHead(config, exact(config, POINT), 3, 2).sample(fake_context(2), rngs(2)).actions

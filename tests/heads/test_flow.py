@@ -425,6 +425,19 @@ def test_prefix_sampling_clamps_and_continues() -> None:
     assert 0.3 < float((free.mean(dim=(1, 2)) > 0).float().mean()) < 0.7
 
 
+def test_prefix_sampling_tells_the_network_what_is_known() -> None:
+    network = Recorder()
+    head = FlowHead(Flow(4, solver="midpoint", prefix=2), network, 3, 1)
+    g = guide(3, [1.0, 1.0, 0.0], "prefix", 2)
+    g.delay[0] = 0
+    head.sample(fake_context(3), rngs(3), g)
+    clean = torch.arange(3) < g.delay[:, None]
+    for i, (x, tau, _) in enumerate(network.fed):
+        assert tau is not None
+        torch.testing.assert_close(tau, torch.where(clean, 1.0, i / 8))
+        assert torch.equal(x[clean], g.actions[clean])
+
+
 def test_prefix_needs_training_for_it() -> None:
     with pytest.raises(ConfigError, match="prefix >= 2"):
         oracle(prefix=1).sample(fake_context(1), rngs(1), guide(1, [1.0, 1.0, 0.0], "prefix", 2))
