@@ -57,9 +57,13 @@ def test_a_run_leaves_every_record(task_run: Path) -> None:
 def test_eval_report_show_info(task_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert vola("eval", task_run, "--episodes", 4, "--k", 1) == 0
     assert "of 4 = " in capsys.readouterr().out
+    assert vola("eval", task_run, "--episodes", 0) == 1
+    assert "--episodes: expected at least 1" in capsys.readouterr().err
+    (recorded,) = (json.loads(line) for line in (task_run / "evaluations.jsonl").read_text().splitlines())
+    assert (recorded["episodes"], recorded["executor"]) == (4, {"part": "Receding", "k": 1})
     (task_run / "report.html").unlink()
     assert vola("report", task_run) == 0
-    assert (task_run / "report.html").exists()
+    assert "Evaluated again" in (task_run / "report.html").read_text()
     capsys.readouterr()
     assert vola("show", task_run) == 0
     text = capsys.readouterr().out

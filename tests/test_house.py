@@ -28,7 +28,7 @@ fit policy executor ensemble realtime system checkpoint variants
 systems: pi0 regression
 train: optim loop throughput
 rollout: latency rollout collect dagger samples heldout decision
-report: records heldout words theme charts animation sections page
+report: fields counts records heldout words evaluations theme charts animation sections used page
 summary dagger workflow demo show
 lab: findings jobs modes chunks precision compose latency heads ledger
 cli __main__

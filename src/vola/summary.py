@@ -1,12 +1,15 @@
-"""The records of a finished run: ``summary.json`` and ``rollouts.parquet`` (read by ``vola.report.records``)."""
+"""The records of a finished run: ``summary.json`` and ``rollouts.parquet`` (read by ``vola.report.records``), and one
+line per later evaluation (``vola.report.evaluations``)."""
 
 from __future__ import annotations
 
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +23,14 @@ from vola.cite import bibliography
 from vola.data.episodes import Dataset
 from vola.data.stats import Normaliser
 from vola.data.windows import Windows
+from vola.envs.tabletop import make_tabletop
 from vola.fit import Fitted
+from vola.heads.fast import Fast
 from vola.model.layers import count_parameters
 from vola.policy import Policy
+from vola.report.counts import count
+from vola.report.evaluations import digest
+from vola.rollout.latency import Latency
 from vola.rollout.rollout import Rollouts
 from vola.system import System
 from vola.theory.statistics import wilson
@@ -97,6 +105,8 @@ def summarise(
             "backbone": count_parameters(policy.backbone),
             "head": count_parameters(policy.head),
         },
+        "head": _head(policy, system),
+        "executor": _named(system.execute),
         "versions": checkpoint.versions() | _machine(),
         "layout": {"picture": layout.picture(), "explain": layout.explain()},
         "sources": [s.record() for s in bibliography(of=system)],
@@ -110,9 +120,29 @@ def _scales(normaliser: Normaliser, kind: str) -> dict[str, str]:
     return {"kind": kind, "constant": constant} | {n: f"(x {-shift:+.4g}) / {scale:.4g}" for n, shift, scale in rows}
 
 
+def _head(policy: Policy, system: System) -> dict[str, Any]:
+    """Rule, network, passes per chunk and smallest reachable error; see ``vola.report.records.HeadRecord``."""
+    cost, floor, spec = policy.head.cost(), policy.head.floor(policy.action_normaliser), policy.spec.action
+    rows = zip(spec.names, spec.units, floor.rms.tolist(), floor.worst.tolist(), strict=True)
+    return {
+        "rule": type(system.head).__name__,
+        "network": type(system.network).__name__,
+        "serial": cost.serial,
+        "parallel": cost.parallel,
+        "floor": [dict(zip(("name", "unit", "rms", "worst"), r, strict=True)) for r in rows if floor.worst.any()],
+    }
+
+
+def _named(settings: Any) -> dict[str, Any]:
+    return {"part": type(settings).__name__} | asdict(settings)
+
+
 def result_of(rollouts: Rollouts, system: System) -> dict[str, Any]:
+    """One policy's entry of summary.json: success with its interval, and what did not decode."""
     first = rollouts.episodes[0]
     k = system.execute.k if first.role != "expert" else None
+    head = system.head
+    fallback = head.tokens.on_malformed if isinstance(head, Fast) and first.role != "expert" else ""
     interval = wilson(rollouts.rate.successes, rollouts.rate.n)
     return {
         "name": first.policy,
@@ -121,7 +151,53 @@ def result_of(rollouts: Rollouts, system: System) -> dict[str, Any]:
         "episodes": rollouts.rate.n,
         "interval": [interval.low, interval.high],
         "k": k,
+        **count(rollouts.episodes, fallback).record(),
     }
+
+
+def evaluation_of(
+    loaded: checkpoint.Checkpoint,
+    rollouts: Rollouts,
+    scenes: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    latency: Latency | None,
+    command: Sequence[str],
+) -> dict[str, Any]:
+    """One line of ``evaluations.jsonl`` (format: ``vola.report.evaluations``).
+
+    Args:
+        loaded: the checkpoint as evaluated.
+        scenes: settings of the task. settings: what was changed in the trained system, as JSON values.
+    """
+    episodes, first = rollouts.episodes, rollouts.episodes[0]
+    config = make_tabletop(first.task, **scenes).config
+    own = ("noise", "kick_probability", "kick_size")
+    times = [e.plan_ms for e in episodes if np.isfinite(e.plan_ms)]
+    result = {k: v for k, v in result_of(rollouts, loaded.system).items() if k not in ("name", "role")}
+    return {
+        "time": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": list(command),
+        "system": loaded.system.name,
+        "checkpoint": {"step": loaded.step, "fingerprint": loaded.manifest["fingerprint"]},
+        "env": first.task,
+        "scenes": {name: getattr(config, name) for name in own},
+        "settings": {k: v for k, v in settings.items() if k.split(".")[0] != "execute"},
+        "executor": _named(loaded.system.execute),
+        "latency": None if latency is None else asdict(latency),
+        "seeds": {"first": first.seed, "last": episodes[-1].seed},
+        "starts": digest([e.start_hash for e in episodes]),
+        **result,
+        "failures": dict(Counter(e.failure for e in episodes if not e.success)),
+        "mean_length": float(np.mean([e.length for e in episodes])),
+        "plan_ms": float(np.mean(times)) if times else None,
+        "unknown_words": list(loaded.policy.unknown_words([e.instruction for e in episodes])),
+    }
+
+
+def run_of(loaded: checkpoint.Checkpoint) -> Path | None:
+    """The run folder that a checkpoint lies in; None for a checkpoint that was copied out of its run."""
+    folder = loaded.folder.resolve()
+    return folder.parents[1] if folder.parent.name == "checkpoints" else None
 
 
 def _latency(policy: Policy, observation: Observation, repeats: int = 20) -> dict[str, float]:

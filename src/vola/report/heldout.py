@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from vola.errors import DataError, InputError, expect_shape
-from vola.report.records import Fields, read_json
+from vola.report.fields import Fields, read_json
 from vola.theory.statistics import Mean, Paired, mean_interval_over_episodes, paired_difference
 from vola.types import ActionSpec
 

@@ -9,8 +9,9 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from vola.report import sections, words
+from vola.report import sections, used, words
 from vola.report.charts import Chart
+from vola.report.evaluations import evaluations
 from vola.report.sections import Records, read_records
 from vola.report.theme import DARK, LIGHT, variables
 
@@ -50,14 +51,16 @@ def render(records: Records) -> str:
         bars=rows,
         same_n=len({row["n"] for row in rows}) <= 1,
         paired=words.paired_sentence(records.summary, records.rollouts),
+        decoding=sections.decoding(records),
         learning=sections.learning(records),
         outcomes=sections.outcomes(records),
+        evaluations=evaluations(records.evaluations, records.summary.fingerprint, records.summary.env),
         clips=sections.clips(records),
         fans=sections.fans(records),
         heldout=sections.heldout(records, np.random.default_rng(BOOTSTRAP_SEED)),
         layout=sections.layout(records.summary),
         speed=sections.speed(records),
-        used=sections.used(records),
+        used=used.used(records),
     )
 
 

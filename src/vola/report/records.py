@@ -12,6 +12,7 @@ Formats, one folder ``runs/<name>/`` (only ``summary.json`` must exist; a missin
                           first point is where the plan starts); header key "info": JSON {"rollout/<i>": {policy,
                           instruction, success, failure, [rate]}, "fan/<i>/<policy>": {instruction}}
     heldout.json          see ``heldout.py``
+    evaluations.jsonl     one JSON object per later evaluation, see ``evaluations.py``
 
 Every reader raises DataError with the file, the key and what to do.
 """
@@ -32,6 +33,8 @@ from safetensors import SafetensorError, safe_open
 
 from vola.cite import Source
 from vola.errors import DataError, InputError
+from vola.report.counts import Counts, read_counts
+from vola.report.fields import Fields, read_json, read_lines
 from vola.rollout.rollout import EpisodeResult
 from vola.theory.statistics import Rate
 
@@ -40,12 +43,27 @@ ROLES = ("policy", "baseline", "expert")
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """Closed-loop result of one policy; ``k`` = executed steps per chunk, None where it does not apply."""
+    """Closed-loop result of one policy; ``k`` = executed steps per chunk, None where it does not apply. ``counts``:
+    what did not decode (``counts.py``), None in older records."""
 
     name: str
     role: str
     rate: Rate
     k: int | None
+    counts: Counts | None = None
+
+
+@dataclass(frozen=True)
+class HeadRecord:
+    """The action head: class names of rule and network, passes of the network per chunk (at most) one after the other
+    and side by side, and the smallest error it can reach in physical units, per action dimension (name, unit, rms,
+    worst); no dimensions for continuous heads."""
+
+    rule: str
+    network: str
+    serial: int
+    parallel: int
+    floor: tuple[tuple[str, str, float, float], ...]
 
 
 @dataclass(frozen=True)
@@ -83,6 +101,8 @@ class Summary:
     seeds: Mapping[str, Any]
     normaliser: Mapping[str, Any]
     parameters: Mapping[str, Any]
+    head: HeadRecord | None
+    executor: Mapping[str, Any]
     versions: Mapping[str, Any]
     layout_picture: str
     layout_explain: str
@@ -133,63 +153,6 @@ class Fan:
     instruction: str
 
 
-class Fields:
-    """A JSON object with a name, read key by key; every complaint says which file and key."""
-
-    def __init__(self, where: str, value: Any) -> None:
-        if not isinstance(value, Mapping):
-            raise DataError(f"{where}: expected a JSON object, got {type(value).__name__}")
-        self.where, self.value = where, value
-
-    def take(self, key: str, kinds: type | tuple[type, ...], default: Any = None, *, needed: bool = True) -> Any:
-        found = self.value.get(key)
-        if found is None:
-            if needed:
-                raise DataError(f"{self.where}: expected the key {key!r}, got only {sorted(self.value)}")
-            return default
-        wrong = not isinstance(found, kinds) or (isinstance(found, bool) and kinds is not bool)
-        if wrong or (isinstance(found, float) and not math.isfinite(found)):
-            names = " or ".join(k.__name__ for k in (kinds if isinstance(kinds, tuple) else (kinds,)))
-            raise DataError(f"{self.where}: expected a finite {names} under {key!r}, got {found!r:.80}")
-        return found
-
-    def text(self, key: str, default: str | None = None) -> str:
-        return str(self.take(key, str, default, needed=default is None))
-
-    def number(self, key: str) -> float:
-        return float(self.take(key, (int, float)))
-
-    def maybe_number(self, key: str) -> float | None:
-        found = self.take(key, (int, float), needed=False)
-        return None if found is None else float(found)
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        items = self.take(key, list, [], needed=False)
-        if not all(isinstance(i, str) for i in items):
-            raise DataError(f"{self.where}: expected a list of texts under {key!r}, got {items!r:.80}")
-        return tuple(items)
-
-    def mapping(self, key: str) -> Mapping[str, Any]:
-        return dict(self.take(key, dict, {}, needed=False))
-
-    def rate(self) -> Rate:
-        successes, episodes = self.take("successes", int), self.take("episodes", int)
-        try:
-            return Rate(successes, episodes)
-        except InputError as error:
-            raise DataError(f"{self.where}: {error}") from error
-
-
-def read_json(file: Path) -> Any:
-    """The content of a JSON file. Raises DataError when it is missing or cut off."""
-    if not file.is_file():
-        raise DataError(f"{file}: no such file. Expected a run folder; `vola train` and `vola demo` write one.")
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{file}: not readable as JSON ({error}). Was the run stopped while writing it?") from error
-
-
 def read_summary(run: Path) -> Summary:
     """``summary.json``; the only record that must exist."""
     file = run / "summary.json"
@@ -201,7 +164,7 @@ def read_summary(run: Path) -> Summary:
     if len(set(names)) != len(names):
         raise DataError(f"{file}: expected different policy names, got {names}. Two settings of one policy need two.")
     layout = Fields(f"{file}, layout", top.mapping("layout"))
-    dataset = top.take("dataset", dict, needed=False)
+    dataset, head = (top.take(key, dict, needed=False) for key in ("dataset", "head"))
     plan_ms = Fields(f"{file}, plan_ms", top.mapping("plan_ms"))
     return Summary(
         name=top.text("name"),
@@ -221,6 +184,8 @@ def read_summary(run: Path) -> Summary:
         seeds=top.mapping("seeds"),
         normaliser=top.mapping("normaliser"),
         parameters=top.mapping("parameters"),
+        head=_head(Fields(f"{file}, head", head)) if head else None,
+        executor=top.mapping("executor"),
         versions=top.mapping("versions"),
         layout_picture=layout.text("picture", ""),
         layout_explain=layout.text("explain", ""),
@@ -235,7 +200,15 @@ def _policy(item: Fields) -> PolicyResult:
     role = item.text("role")
     if role not in ROLES:
         raise DataError(f"{item.where}: expected a role out of {', '.join(ROLES)}, got {role!r}")
-    return PolicyResult(item.text("name"), role, item.rate(), item.take("k", int, needed=False))
+    k = item.take("k", int, needed=False)
+    return PolicyResult(item.text("name"), role, item.rate(), k, read_counts(item))
+
+
+def _head(item: Fields) -> HeadRecord:
+    rows = [Fields(f"{item.where}, floor[{i}]", r) for i, r in enumerate(item.take("floor", list))]
+    floor = tuple((r.text("name"), r.text("unit"), r.number("rms"), r.number("worst")) for r in rows)
+    passes = int(item.take("serial", int)), int(item.take("parallel", int))
+    return HeadRecord(item.text("rule"), item.text("network"), *passes, floor)
 
 
 def _dataset(item: Fields) -> DatasetRecord:
@@ -259,18 +232,7 @@ def read_log(file: Path) -> Log | None:
         return None
     curves: dict[str, list[tuple[float, float]]] = {"train": [], "val": []}
     evaluations = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = Fields(f"{file}, line {number}", json.loads(line))
-        except ValueError as error:
-            if isinstance(error, DataError):
-                raise
-            raise DataError(
-                f"{file}, line {number}: not a JSON object ({error}). If the run was stopped while writing its last "
-                "line, delete that line."
-            ) from error
+    for row in read_lines(file):
         kind = row.text("kind")
         if kind in curves:
             curves[kind].append((float(row.take("step", int)), row.number("loss")))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import shlex
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,20 @@ import numpy as np
 
 from vola.errors import DataError
 from vola.report import animation, charts, words
+from vola.report.counts import count
+from vola.report.evaluations import Recorded, read_evaluations
 from vola.report.heldout import HeldOut, compare, error_mean, read_heldout, step_intervals
-from vola.report.records import Clip, Fan, Log, Summary, read_log, read_rollouts, read_samples, read_summary
+from vola.report.records import (
+    Clip,
+    Fan,
+    Log,
+    PolicyResult,
+    Summary,
+    read_log,
+    read_rollouts,
+    read_samples,
+    read_summary,
+)
 from vola.report.theme import naive_role
 from vola.rollout.rollout import EpisodeResult
 from vola.theory.statistics import Interval, Mean, Rate, wilson
@@ -23,6 +33,7 @@ from vola.theory.statistics import Interval, Mean, Rate, wilson
 MOVIE_BYTES = 2_600_000  # of encoded clips; as text a third more
 MOST_FANS = 4
 MOST_ROWS = 24
+MOST_FLAGGED = 200
 CORNER = "(rows = who looks)"  # how the text of Layout.picture() begins
 # The signs of that text: (style class, meaning).
 SIGNS = {
@@ -46,6 +57,7 @@ class Records:
     clips: tuple[Clip, ...]
     fans: tuple[Fan, ...]
     heldout: HeldOut | None
+    evaluations: tuple[Recorded, ...] = ()
 
 
 def read_records(run: Path) -> Records:
@@ -55,17 +67,33 @@ def read_records(run: Path) -> Records:
         DataError: a record is damaged, or ``rollouts.parquet`` counts other successes than ``summary.json``.
     """
     summary, rollouts = read_summary(run), read_rollouts(run)
-    for policy in summary.policies:
-        own = [row.success for row in rollouts if row.policy == policy.name]
-        if own and (sum(own), len(own)) != (policy.rate.successes, policy.rate.n):
-            raise DataError(
-                f"{run / 'rollouts.parquet'}: counts {sum(own)} of {len(own)} successes for {policy.name!r}, but "
-                f"summary.json says {policy.rate.successes} of {policy.rate.n}. The two come from different "
-                "evaluations; run `vola eval` again."
-            )
+    policies = tuple(_counted(run, policy, rollouts) for policy in summary.policies)
     clips, fans = read_samples(run)
     logs = read_log(run / "log.jsonl"), read_log(run / "baseline" / "log.jsonl")
-    return Records(summary, *logs, rollouts, clips, fans, read_heldout(run))
+    summary = replace(summary, policies=policies)
+    return Records(summary, *logs, rollouts, clips, fans, read_heldout(run), read_evaluations(run))
+
+
+def _counted(run: Path, policy: PolicyResult, rollouts: Sequence[EpisodeResult]) -> PolicyResult:
+    """A policy with the counts of its episodes; those that summary.json has must be the same."""
+    own = [row for row in rollouts if row.policy == policy.name]
+    if not own:
+        return policy
+    won = sum(row.success for row in own)
+    if (won, len(own)) != (policy.rate.successes, policy.rate.n):
+        raise DataError(
+            f"{run / 'rollouts.parquet'}: counts {won} of {len(own)} successes for {policy.name!r}, but "
+            f"summary.json says {policy.rate.successes} of {policy.rate.n}. The two come from different "
+            "evaluations; train with --resume to evaluate again."
+        )
+    found = count(own, policy.counts.on_malformed if policy.counts else "")
+    if policy.counts not in (None, found):
+        raise DataError(
+            f"{run / 'rollouts.parquet'}: counts {found.record()} for {policy.name!r}, but summary.json says "
+            f"{policy.counts.record() if policy.counts else None}. The two come from different evaluations; train "
+            "with --resume to evaluate again."
+        )
+    return replace(policy, counts=found)
 
 
 def bars(summary: Summary) -> list[dict[str, Any]]:
@@ -89,6 +117,20 @@ def bars(summary: Summary) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def decoding(records: Records) -> dict[str, Any] | None:
+    """Per policy what did not decode and success without it, and the episodes with such plans; None where all went
+    well."""
+    told, flagged = [], []
+    for policy in sorted(records.summary.policies, key=lambda p: words.ORDER[p.role]):
+        sentences = words.decode_sentences(policy.name, policy.rate, policy.counts) if policy.counts else []
+        told += [(policy.role, sentences)] if sentences else []
+        rows = [row for row in records.rollouts if row.policy == policy.name and row.malformed]
+        flagged += [(policy.role, policy.name, row.seed, row.malformed, row.failure or "success") for row in rows]
+    if not told:
+        return None
+    return {"told": told, "flagged": flagged[:MOST_FLAGGED], "more": max(0, len(flagged) - MOST_FLAGGED)}
 
 
 def learning(records: Records) -> dict[str, Any] | None:
@@ -115,7 +157,7 @@ def outcomes(records: Records) -> dict[str, Any] | None:
     """Success by task or instruction, and how the failures failed."""
     if not records.rollouts:
         return None
-    policies = _policies(records)
+    policies = rolled_out(records)
     by_task = len({row.task for row in records.rollouts}) > 1
     counts: dict[str, dict[str, list[bool]]] = {}
     for row in records.rollouts:
@@ -154,7 +196,7 @@ def _range(rate: Rate) -> str:
     return words.percent_range(wilson(rate.successes, rate.n, words.LEVEL))
 
 
-def _policies(records: Records) -> list[str]:
+def rolled_out(records: Records) -> list[str]:
     """Names of the policies that were rolled out: first the policy, then baselines, then experts."""
     names = dict.fromkeys(row.policy for row in records.rollouts)
     return sorted(names, key=lambda name: words.ORDER[_role(records, name)])
@@ -339,56 +381,10 @@ def speed(records: Records) -> dict[str, Any] | None:
         more = "".join(f"; {label} {words.number(value)}" for label, value in others)
         tiles.append((words.number(ms), "ms", f"one plan, {first}{more}"))
     latency = []
-    for name in _policies(records):
+    for name in rolled_out(records):
         own = np.array([row.plan_ms for row in records.rollouts if row.policy == name])
         own = own[np.isfinite(own)]
         if own.size:
             half, most = (words.number(float(v)) for v in np.quantile(own, [0.5, 0.9]))
             latency.append((name, _role(records, name), half, most, own.size))
     return {"tiles": tiles, "latency": latency} if tiles or latency else None
-
-
-def used(records: Records) -> dict[str, Any]:
-    """What was used: everything a reader needs to doubt or repeat the result."""
-    s, d = records.summary, records.summary.dataset
-    run = [("system", s.system), ("fingerprint", s.fingerprint), ("environment", s.env or "none")]
-    data = []
-    if d is not None:
-        sizes = f"{words.text(d.episodes, True)} episodes, {words.text(d.frames, True)} frames"
-        split = f"{words.text(d.train_episodes, True)} for training, {words.text(d.val_episodes, True)} held out"
-        data = [("path", d.path), ("fingerprint", d.fingerprint), ("size", sizes), ("split by episode", split)]
-    told = sorted({row.instruction for row in records.rollouts} | set(s.instructions))
-    data += [("cameras", words.joined(s.cameras))] if s.cameras else []
-    groups = [
-        ("Run", run),
-        ("Data", data),
-        ("Seeds", words.flat(s.seeds)),
-        ("Start states", starts(records.rollouts, _policies(records))),
-        ("Normalisation", words.flat(s.normaliser)),
-        ("Parameters", words.flat(s.parameters, True)),
-        ("Versions", words.flat(s.versions)),
-    ]
-    return {
-        "notes": d.notes if d else (),
-        "command": shlex.join(s.command),
-        "groups": [(title, [r for r in rows if r[1]]) for title, rows in groups if rows],
-        "instructions": told[:MOST_ROWS],
-        "more_instructions": max(0, len(told) - MOST_ROWS),
-        "sources": s.sources,
-    }
-
-
-def starts(rollouts: Sequence[EpisodeResult], policies: Sequence[str]) -> list[tuple[str, str]]:
-    """Which start states each policy was given: a digest over the sorted hashes, so equal digests = equal sets."""
-    rows, digests = [], set()
-    for name in policies:
-        hashes = sorted(row.start_hash for row in rollouts if row.policy == name)
-        digest = hashlib.sha256("\n".join(hashes).encode()).hexdigest()[:16]
-        distinct = len(set(hashes))
-        repeated = f", {len(hashes) - distinct} of them repeats" if distinct < len(hashes) else ""
-        rows.append((name, f"{digest} ({len(hashes)} starts{repeated})"))
-        digests.add(digest)
-    if len(rows) > 1:
-        same = "the same start states for all" if len(digests) == 1 else "NOT the same start states for all"
-        rows.append(("comparison", same))
-    return rows

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from vola.report.counts import Counts
 from vola.report.heldout import Comparison, HeldOut, compare, error_mean
 from vola.report.records import ROLES, PolicyResult, Summary
 from vola.rollout.rollout import EpisodeResult
@@ -15,6 +16,11 @@ from vola.theory.statistics import Interval, Paired, Rate, paired_difference, wi
 
 NBSP = "\u00a0"
 NAIVE = {"hold": "holding the last action", "mean": "the mean action", "linear": "linear extrapolation"}
+# What stands in for a sequence that did not decode (``FastConfig.on_malformed``).
+FALLBACKS = {
+    "repeat": "the last action was repeated instead, or normalised zeros executed where there was none yet",
+    "repair": "missing numbers were taken as zero and surplus ones dropped",
+}
 LEVEL = 0.95
 ORDER = {role: i for i, role in enumerate(ROLES)}
 
@@ -82,6 +88,66 @@ def called(policy: PolicyResult) -> str:
     if policy.role == "expert":
         return "the expert" if policy.name == "expert" else f"the expert {policy.name}"
     return policy.name
+
+
+def decode_sentences(name: str, rate: Rate, counts: Counts) -> list[str]:
+    """What did not decode, what was done instead, and success without these episodes; nothing where all is well."""
+    said = []
+    if counts.malformed_plans:
+        plans = f"{counts.malformed_plans} {_plural('plan', counts.malformed_plans)} of {name}"
+        where = f"in {counts.malformed_episodes} of {rate.n} {_plural('episode', rate.n)}"
+        fallback = FALLBACKS.get(counts.on_malformed, "")
+        rule = f": {fallback} (head.tokens.on_malformed={counts.on_malformed})" if fallback else ""
+        said.append(f"{plans} did not decode, {where}{rule}.")
+        said.append(_without(name, rate, counts.decoded))
+    if counts.starved_ticks:
+        ticks = f"{number(counts.starved_ticks, 9)} {_plural('tick', counts.starved_ticks)}"
+        said.append(f"On {ticks} in all {name} had no fresh action and the last one was repeated.")
+    return said
+
+
+def _without(name: str, rate: Rate, decoded: Rate | None) -> str:
+    if decoded is None:
+        return f"No episode of {name} was without such a plan, so there is no success rate without them."
+    return (
+        f"Success without these episodes: {percent(decoded)} {_interval(decoded)}, {decoded.successes} of {decoded.n}; "
+        f"with them {percent(rate)}, {rate.successes} of {rate.n}."
+    )
+
+
+def decode_notes(counts: Counts) -> list[str]:
+    """The same as notes in a table."""
+    notes = []
+    if counts.malformed_plans:
+        plans = f"{counts.malformed_plans} {_plural('plan', counts.malformed_plans)}"
+        episodes = f"{counts.malformed_episodes} {_plural('episode', counts.malformed_episodes)}"
+        rule = f" (on_malformed = {counts.on_malformed})" if counts.on_malformed else ""
+        rate = counts.decoded
+        others = f"{percent(rate)} {_interval(rate)} of {rate.n}" if rate else "none"
+        notes.append(f"{plans} in {episodes} did not decode{rule}; the other episodes: {others}")
+    if counts.starved_ticks:
+        notes.append(
+            f"{number(counts.starved_ticks, 9)} {_plural('tick', counts.starved_ticks)} without a fresh action"
+        )
+    return notes
+
+
+def _interval(rate: Rate) -> str:
+    return percent_range(wilson(rate.successes, rate.n, LEVEL)).replace(" ", NBSP)
+
+
+def _plural(word: str, n: int) -> str:
+    return word if n == 1 else f"{word}s"
+
+
+def executor(record: Mapping[str, Any]) -> str:
+    """How chunks become actions, from {"part": class name, its settings}: "Receding, k = 4"."""
+    settings = [
+        "the whole chunk" if key == "k" and value is None else f"{key} = {text(value)}"
+        for key, value in record.items()
+        if key != "part"
+    ]
+    return ", ".join([str(record.get("part", "")), *settings])
 
 
 def shared_starts(rollouts: Sequence[EpisodeResult], first: str, second: str) -> list[tuple[bool, bool]]:
