@@ -20,7 +20,8 @@ README = (ROOT / "README.md").read_text()
 SHRINK = {
     "train": ["--size", "tiny", "--eval-episodes", "2"],
     "collect": [],
-    "eval": [],
+    "eval": ["--episodes", "2"],
+    "lab": ["--scale", "0.001", "--size", "tiny", "--seeds", "1", "--episodes", "2", "--processes", "1"],
 }
 
 
@@ -37,11 +38,21 @@ def shrunk(command: list[str], data: str) -> list[str]:
     out = [data if a == "data/g1_bottle" else a for a in command]
     out = [re.sub(r"^train\.steps=\d+$", "train.steps=2", a) for a in out]
     out = [re.sub(r"^(T|H)=\d+$", lambda m: m[0][0] + "=3", a) for a in out]
-    for flag in ("--episodes",):
+    out = [re.sub(r"^execute\.(k|delay)=\d+$", lambda m: f"execute.{m[1]}=1", a) for a in out]
+    for flag, value in (("--episodes", "10"), ("--k", "2")):
         if flag in out:
-            out[out.index(flag) + 1] = "10"
+            out[out.index(flag) + 1] = value
     name = out[2] if out[1] == "data" else out[1]
-    return out[1:] + SHRINK.get(name, [])
+    more = SHRINK.get(name, [])
+    if name == "lab" and len(out) == 2:  # the list of experiments
+        more = []
+    if name == "train" and "runs/g1" not in out:
+        more = [*more, "--no-report"]
+    if name == "train" and "--dagger" in out:
+        more = [*more, "--dagger-episodes", "2"]
+    if name == "train" and out[2].startswith("vola/") and "--episodes" not in out:
+        more = [*more, "--episodes", "10"]
+    return out[1:] + more
 
 
 def test_every_command_is_make_or_vola() -> None:

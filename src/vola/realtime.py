@@ -30,8 +30,8 @@ class RealTime:
         authors' beta_max; LeRobot uses "identity" with 10 and the linear schedule.
     """
 
-    k: int
-    delay: int
+    k: int = 4
+    delay: int = 0
     schedule: Schedule = "exponential"
     method: Method = "vjp"
     limit: float = 5.0
