@@ -11,7 +11,7 @@ from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32
 from torch import Tensor, nn
 
 from vola.data.stats import Normaliser
@@ -158,6 +158,9 @@ class Policy(nn.Module):
     ) -> Chunk:
         """One chunk per sample in physical units; sample b uses ``rngs[b]`` alone.
 
+        Steps without a decision (tokens that do not decode) are not ``valid``. They hold the action that stands still,
+        or NaN where the action's kind does not say how to, so that an executor with nothing to repeat refuses.
+
         Args:
             guide: what the new chunks have to continue (real-time chunking).
             cached: False recomputes the prefix in every pass of the head; the result is the same up to rounding.
@@ -179,7 +182,20 @@ class Policy(nn.Module):
         actions = self.action_normaliser.decode(normal)
         actions = self.transforms.decode(observation, actions).astype(np.float32)
         valid = np.ones(actions.shape[:2], bool) if drawn.valid is None else drawn.valid.cpu().numpy()
+        if not valid.all():
+            actions = np.where(valid[..., None], actions, self._still(observation)[:, None])
         return Chunk(actions, valid, None if drawn.malformed is None else drawn.malformed.cpu().numpy())
+
+    def _still(self, observation: Observation) -> Float32[np.ndarray, "B A"]:
+        """The action that moves nothing: no displacement or velocity, the present position where the state has it."""
+        names, spec = self.spec.state.names, self.spec.action
+        still = np.full((observation.size, spec.size), np.nan, np.float32)
+        for a, (name, kind) in enumerate(zip(spec.names, spec.kinds, strict=True)):
+            if kind in ("delta", "velocity"):
+                still[:, a] = 0
+            elif kind == "position" and name in names:
+                still[:, a] = observation.state[:, -1, names.index(name)]
+        return still
 
     def _draw(
         self,

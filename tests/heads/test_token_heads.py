@@ -197,6 +197,7 @@ def test_a_sequence_that_does_not_decode_is_reported_and_carries_no_decision() -
     assert chunk.malformed is not None
     assert chunk.malformed.all()
     assert not chunk.valid.any()
+    assert (chunk.actions == 0).all()  # displacements: it stands still, whatever zero is in normalised units
 
 
 def test_nonsensical_pairs_are_refused_at_construction_with_the_reason() -> None:

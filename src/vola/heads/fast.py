@@ -67,7 +67,7 @@ class FastHead(Head):
         tokens = write(self.network, context, rngs, config.pick, config.temperature, self.tokenizer.end)
         decoded = self.tokenizer.decode(Tokens(tokens.ids, tokens.valid), self.H, self.A)
         decided = decoded.decided
-        chunks = np.where(decided[:, None, None], decoded.chunks, 0)  # executors do not look at undecided rows
+        chunks = np.where(decided[:, None, None], decoded.chunks, 0)  # what an undecided row holds, the policy says
         device = context.segment.tokens.device
         steps = np.repeat(decided[:, None], self.H, axis=1)
         actions, malformed, valid = (torch.from_numpy(x).to(device) for x in (chunks, decoded.malformed, steps))
