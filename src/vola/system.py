@@ -29,7 +29,7 @@ from vola.heads.cvae import Cvae
 from vola.heads.diffusion import Diffusion
 from vola.heads.fast import Fast
 from vola.heads.flow import Flow
-from vola.heads.pairing import Network, Rule, Sizes, bounded, build_head, check_pair, reader
+from vola.heads.pairing import Network, Rule, Sizes, build_head, check_pair, reach, reader
 from vola.heads.regression import Regression
 from vola.model.backbone import Backbone, BackboneConfig
 from vola.model.decoders import CrossAttention, Detr
@@ -122,7 +122,7 @@ class System:
             raise ConfigError(f"system: expected a name, got {self.name!r}")
         expect_positive("system", T=self.T, H=self.H, image_size=min(self.image_size))
         check_pair(self.head, self.network, self.sizes)
-        if self.normalise_actions == "mean_std" and bounded(self.head):
+        if self.normalise_actions == "mean_std" and reach(self.head) <= 1:
             raise ConfigError(
                 f"system: {type(self.head).__name__} covers [-1, 1] and clips the rest, and "
                 "normalise_actions='mean_std' does not keep actions there. Use 'min_max' (nothing is clipped) or "
@@ -141,9 +141,17 @@ class System:
         """A fresh policy. Weights depend on ``train.seed`` alone; torch's global generator is left as it was.
 
         Raises:
-            ConfigError: statistics were fitted for other transforms or another robot.
+            ConfigError: statistics were fitted for other transforms or another robot, or the head clips actions that
+                the training data hold.
         """
         fitted.check(self.robot, self.transforms)
+        largest = fitted.normaliser("action", self.normalise_actions).largest().max()
+        if self.normalise_actions in ("mean_std", "identity") and largest > reach(self.head) * (1 + 1e-6):
+            raise ConfigError(
+                f"system: {type(self.head).__name__} holds normalised actions within {reach(self.head):g}, and the "
+                f"training data reach {largest:.3g} under normalise_actions={self.normalise_actions!r}. Use 'min_max', "
+                "or raise the head's clip."
+            )
         S, cameras = self.robot.state.size, tuple(c.name for c in self.robot.cameras)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.train.seed)

@@ -13,7 +13,7 @@ from vola.heads.cvae import Cvae
 from vola.heads.diffusion import Diffusion
 from vola.heads.fast import Fast
 from vola.heads.flow import Flow
-from vola.heads.pairing import Network, Rule, bounded
+from vola.heads.pairing import Network, Rule, reach
 from vola.heads.regression import Regression
 from vola.model.decoders import CrossAttention, Detr
 from vola.model.networks import ExpertNetwork
@@ -57,7 +57,7 @@ def with_head(system: System, name: str) -> System:
         raise ConfigError(f"head: expected one of {list(HEADS)}, got {name!r}")
     rule, network = _pair(name, expert)
     changes: dict[str, object] = {"name": f"{system.name}-{name}", "head": rule, "network": network}
-    if bounded(rule):
+    if reach(rule) <= 1:
         changes["normalise_actions"] = "min_max"
     return system.override(changes)
 

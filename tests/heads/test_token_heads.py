@@ -207,6 +207,9 @@ def test_nonsensical_pairs_are_refused_at_construction_with_the_reason() -> None
         system(head=Regression(), network=TokenExpert(EXPERT))
     with pytest.raises(ConfigError, match="does not keep actions there"):
         system(head=Categorical(), network=ExpertNetwork(EXPERT, "none"))
+    with pytest.raises(ConfigError, match="holds? normalised actions within 2"):
+        policy(system("diffusion", head__clip=2.0, normalise_actions="mean_std"))
+    policy(system("diffusion", head__clip=20.0, normalise_actions="mean_std"))
     with pytest.raises(ConfigError, match="temperature > 0"):
         Autoregressive(temperature=0.0)
     made_ = make("autoregressive")

@@ -5,6 +5,7 @@ A pair that makes no sense is refused when a system is constructed, before any w
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -56,11 +57,11 @@ def tokenizer_config(rule: Rule) -> UniformBins | QuantileBins | FastConfig | No
     return None
 
 
-def bounded(rule: Rule) -> bool:
-    """Whether a rule can only express actions in [-1, 1] and clips the rest."""
+def reach(rule: Rule) -> float:
+    """The largest normalised action that a rule can express; infinite where nothing is clipped."""
     if isinstance(rule, Diffusion):
-        return 0 < rule.clip <= 1
-    return isinstance(tokenizer_config(rule), UniformBins | FastConfig)
+        return min((x for x in (rule.clip, rule.limit) if x > 0), default=math.inf)
+    return 1.0 if isinstance(tokenizer_config(rule), UniformBins | FastConfig) else math.inf
 
 
 def ports(rule: Rule, sizes: Sizes, K: int = 2) -> Ports:

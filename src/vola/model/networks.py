@@ -98,8 +98,7 @@ class ExpertInTrunk(nn.Module):
             self.mix_in, self.mix_out = nn.Linear(2 * width, width), nn.Linear(width, width)
         elif config.time == "adaptive":
             self.mix_in, self.mix_out = nn.Linear(width, width), nn.Linear(width, width)
-        if ports.latent:
-            self.latent = nn.Linear(ports.latent, width)
+        self.latent = nn.Linear(ports.latent, width) if ports.latent else None
 
     def forward(
         self,
@@ -108,10 +107,19 @@ class ExpertInTrunk(nn.Module):
         tau: Float[Tensor, " B"] | Float[Tensor, "B H"] | None,
         latent: Float[Tensor, "B Z"] | None = None,
     ) -> Float[Tensor, "B H out"]:
-        """One pass; ``tau`` in [0, 1] (0 noise, 1 data), one per sample or one per step of the chunk."""
+        """One pass; ``tau`` in [0, 1] (0 noise, 1 data), one per sample or one per step of the chunk.
+
+        Raises:
+            ConfigError: a time or latent where the ports have none, or the other way round.
+        """
+        if (tau is None) != (self.config.time == "none") or (latent is None) != (self.latent is None):
+            raise ConfigError(
+                f"network: built for time={self.config.time!r} and {'a' if self.latent else 'no'} latent, got "
+                f"{'no' if tau is None else 'a'} time and {'no' if latent is None else 'a'} latent"
+            )
         entered = self.step if self.enter is None else self.enter(x) + self.step
         tokens, condition = entered.expand(x.shape[0], -1, -1), None
-        if latent is not None:
+        if self.latent is not None and latent is not None:
             tokens = tokens + self.latent(latent)[:, None]
         if tau is not None:
             code = time_code(tau, tokens.shape[-1]).to(tokens.dtype)
