@@ -33,6 +33,7 @@ HEADS: Mapping[str, int] = {
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, object]]] = {
     "cvae": {"cvae, z = 0": {"draw": "zero"}},
     "bins": {"bins, argmax": {"pick": "argmax"}},
+    "bins-parallel": {"bins-parallel, sampled": {"pick": "sample"}},
     "fast": {"fast, sampled": {"pick": "sample"}},
     "flow": {f"flow, {n} steps": {"steps": n} for n in (1, 2, 3, 5, 20)},
 }
@@ -118,8 +119,10 @@ def _judge(rows: Sequence[Row], euler: Mapping[int, Pooled | None]) -> tuple[Ver
     sentence = (
         f"L2 reaches {words('l2', 4)} at k = 4 and {words('l2', 1)} at k = 1 (replanning at every step breaks the "
         f"tie), and {words('l2, one-way expert', 4)} when the expert has one way; flow {words('flow', 4)}, sampled "
-        f"bins {words('bins', 4)}, diffusion {words('diffusion', 4)}, FAST {words('fast', 4)} at k = 4. Bins predicted "
-        f"in parallel cannot agree on a side: {words('bins-parallel', 4)}. The CVAE sampled from its prior reaches "
+        f"bins {words('bins', 4)}, diffusion {words('diffusion', 4)}, FAST {words('fast', 4)} at k = 4. L1, the "
+        f"median, takes a side where one prevails: {words('l1', 4)} at k = 4, {words('l1', 8)} at k = 8. Bins predicted "
+        f"in parallel share one mode as long as each takes its likeliest ({words('bins-parallel', 4)}), and cannot "
+        f"agree when they are sampled ({words('bins-parallel, sampled', 4)}). The CVAE sampled from its prior reaches "
         f"{words('cvae', 4)}, at z = 0, as ACT executes it, {words('cvae, z = 0', 4)} at k = 4 and "
         f"{words('cvae, z = 0', 8)} at k = 8. One Euler step of the flow is the conditional mean: {one:.0%}. FAST with "
         f"the published tokenizer reaches {words(PUBLISHED, 4)}: a small model seldom writes a sequence that decodes."
