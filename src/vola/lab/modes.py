@@ -122,8 +122,8 @@ def _judge(rows: Sequence[Row], euler: Mapping[int, Pooled | None]) -> tuple[Ver
         f"bins {words('bins', 4)}, diffusion {words('diffusion', 4)}, FAST {words('fast', 4)} at k = 4. L1, the "
         f"median, takes a side where one prevails: {words('l1', 4)} at k = 4, {words('l1', 8)} at k = 8. Bins "
         f"predicted in parallel share one mode as long as each takes its likeliest ({words('bins-parallel', 4)}), and "
-        f"cannot agree when they are sampled ({words('bins-parallel, sampled', 4)}). The CVAE sampled from its prior reaches "
-        f"{words('cvae', 4)}, at z = 0, as ACT executes it, {words('cvae, z = 0', 4)} at k = 4 and "
+        f"cannot agree when they are sampled ({words('bins-parallel, sampled', 4)}). The CVAE sampled from its prior "
+        f"reaches {words('cvae', 4)}, at z = 0, as ACT executes it, {words('cvae, z = 0', 4)} at k = 4 and "
         f"{words('cvae, z = 0', 8)} at k = 8. One Euler step of the flow is the conditional mean: {one:.0%}. FAST with "
         f"the published tokenizer reaches {words(PUBLISHED, 4)}: a small model seldom writes a sequence that decodes."
     )
