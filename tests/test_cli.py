@@ -159,7 +159,7 @@ def test_collect_and_settings_errors(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert vola("data", "info", tmp_path) == 1
     assert "expected" in capsys.readouterr().err
     assert vola("train", tmp_path / "push", "--out", tmp_path / "r", "--set", "train.stepz=3") == 1
-    assert "Did you mean 'steps'" in capsys.readouterr().err
+    assert "Did you mean 'train.steps'" in capsys.readouterr().err
     assert vola("train", tmp_path / "push", "--out", tmp_path / "r", "--system", "pi9") == 1
     assert "expected one of" in capsys.readouterr().err
     assert vola("show", tmp_path / "nothing") == 1

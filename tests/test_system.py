@@ -45,7 +45,7 @@ def test_fingerprint_changes_with_every_setting() -> None:
 
 
 def test_override_reports_the_nearest_name_and_the_type() -> None:
-    with pytest.raises(ConfigError, match="Did you mean 'steps'"):
+    with pytest.raises(ConfigError, match="Did you mean 'train.steps'"):
         system().override({"train.stpes": 3})
     with pytest.raises(ConfigError, match="expected int, got 'many'"):
         system().override({"train.steps": "many"})

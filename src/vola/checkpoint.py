@@ -32,6 +32,7 @@ from torch import Tensor
 import vola
 from vola.errors import CheckpointError, ConfigError, VolaError
 from vola.fit import Fitted
+from vola.heads.pairing import sampling_settings
 from vola.policy import Policy
 from vola.system import System
 
@@ -167,14 +168,14 @@ def with_changes(loaded: Checkpoint, changes: Mapping[str, Any]) -> Checkpoint:
     """The same weights under other settings for sampling and execution, e.g. {"head.steps": 5, "execute": Ensemble()}.
 
     Raises:
-        ConfigError: a setting that is not about how a trained policy acts ("head...", "execute...").
-        CheckpointError: a setting of the head that changes its weights.
+        ConfigError: a setting that is not about how a trained policy acts; all others were fixed by training.
     """
-    wrong = [name for name in changes if name.split(".")[0] not in ("head", "execute")]
+    free = sampling_settings(loaded.system.head)
+    wrong = [n for n in changes if n.split(".")[0] != "execute" and n not in free]
     if wrong:
         raise ConfigError(
-            f"{loaded.folder}: expected settings of head or execute for a trained policy, got {wrong}. Others were "
-            "fixed by training."
+            f"{loaded.folder}: expected settings of how a trained policy samples and acts, out of "
+            f"{[*free, 'execute...']}, got {wrong}. Others were fixed by training."
         )
     system = loaded.system.override(changes)
     policy = system.build(loaded.fitted)

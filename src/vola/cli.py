@@ -64,7 +64,8 @@ class TrainOptions:
     missing_video: Literal["skip", "blind", "refuse"] = "skip"
     """Episodes whose video is absent: leave out, use their numbers without pictures, or refuse."""
     dagger: int = 0
-    """Rounds in which the policy drives in the task and the expert says what it would have done."""
+    """Rounds in which the policy drives in the task and the expert says what it would have done. The training steps
+    are shared out evenly over the parts before, between and after the rounds."""
     dagger_episodes: int = 300
     """Episodes per such round."""
     set: Overrides = ()
@@ -116,14 +117,14 @@ def evaluate(
         checkpoint: checkpoint folder, or a run (its newest checkpoint).
         env: built-in task; default the one that the run was evaluated in.
         episodes: number of start states; always the same ones.
-        k: executed steps per chunk, if not the system's own.
+        k: executed steps per chunk: short for --set execute.k=.
         noise: execution noise, standard deviation as a share of the robot's speed.
         kicks: chance per step of a shove in a random direction.
-        delay: ticks that a plan takes while the robot goes on with what it has.
+        delay: ticks that a plan really takes while the robot goes on with what it has (execute.delay of RealTime is
+            what it expects).
         set: how the trained policy samples and acts, e.g. --set head.steps=1 execute=Ensemble execute.m=0.1.
     """
     from vola import checkpoint as checkpoints
-    from vola.executor import Receding
     from vola.report import evaluations, words
     from vola.report.counts import count
     from vola.rollout.latency import Latency
@@ -136,7 +137,7 @@ def evaluate(
     loaded = checkpoints.load(checkpoint)
     env = env or _task_of(loaded.folder)
     changes = parse_overrides(set)
-    loaded = checkpoints.with_changes(loaded, changes | ({} if k is None else {"execute": Receding(k)}))
+    loaded = checkpoints.with_changes(loaded, changes | ({} if k is None else {"execute.k": k}))
     system, latency = loaded.system, Latency(delay) if delay else None
     scenes = {"noise": noise} | ({"kick_probability": kicks} if kicks else {})
     rollouts = closed_loop(loaded.policy, env, system, episodes=episodes, settings=scenes, latency=latency)
@@ -148,7 +149,7 @@ def evaluate(
     interval = wilson(rollouts.rate.successes, rollouts.rate.n)
     counts = ", ".join(f"{n} {kind}" for kind, n in sorted(made["failures"].items())) or "none"
     print(
-        f"{system.name} on {env}, k={system.execute.k}: {rollouts.rate.successes} of {episodes} = "
+        f"{system.name} on {env}, {words.conditions(made)}: {rollouts.rate.successes} of {episodes} = "
         f"{rollouts.rate.rate:.1%} [{interval.low:.1%}, {interval.high:.1%}] (95 % Wilson); failures: {counts}"
     )
     run = run_of(loaded)

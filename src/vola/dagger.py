@@ -9,7 +9,8 @@ nothing the policy has learnt changes its meaning.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,9 @@ def train_with_dagger(
         result = train(out, system, ready.fitted, data, ready.val, evaluate, part, resume or r > 0)
         if result.interrupted or r == dagger.rounds:
             return result
-        collect_round(out / "dagger", result.policy, ready, dagger, r + 1)
+        print(
+            round_sentence(r + 1, collect_round(out / "dagger", result.policy, ready, dagger, r + 1)), file=sys.stderr
+        )
     raise AssertionError("the last part returns")
 
 
@@ -100,6 +103,21 @@ def collect_round(folder: Path, policy: Policy, ready: Prepared, dagger: Dagger,
     rounds[str(number)] = {"episodes": len(seeds), "frames": frames, "successes": successes, "first_seed": first}
     kept.write_text(json.dumps(rounds, indent=1))
     return dict(rounds[str(number)])
+
+
+def round_sentence(number: int, made: Mapping[str, Any]) -> str:
+    """What a round brought, for the terminal and the run's notes."""
+    return (
+        f"DAgger round {number}: the expert labelled {made['frames']} frames of {made['episodes']} episodes, in "
+        f"{made['successes']} of which the policy succeeded"
+    )
+
+
+def read_rounds(out: Path) -> tuple[str, ...]:
+    """The sentences of all rounds of a run."""
+    kept = out / "dagger" / "rounds.json"
+    rounds: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+    return tuple(round_sentence(int(n), made) for n, made in rounds.items())
 
 
 def _aggregate(ready: Prepared, folders: Sequence[Path]) -> Windows:

@@ -29,7 +29,7 @@ from vola.heads.cvae import Cvae
 from vola.heads.diffusion import Diffusion
 from vola.heads.fast import Fast
 from vola.heads.flow import Flow
-from vola.heads.pairing import Network, Rule, Sizes, build_head, check_pair, reach, reader
+from vola.heads.pairing import Network, Rule, Sizes, build_head, check_known, check_pair, reach, reader
 from vola.heads.regression import Regression
 from vola.model.backbone import Backbone, BackboneConfig
 from vola.model.decoders import CrossAttention, Detr
@@ -121,6 +121,7 @@ class System:
         if not self.name.strip():
             raise ConfigError(f"system: expected a name, got {self.name!r}")
         expect_positive("system", T=self.T, H=self.H, image_size=min(self.image_size))
+        check_known(self.head, self.network)
         check_pair(self.head, self.network, self.sizes)
         if self.normalise_actions == "mean_std" and reach(self.head) <= 1:
             raise ConfigError(
@@ -266,7 +267,7 @@ def _override(part: Any, changes: Mapping[tuple[str, ...], Any], above: str) -> 
             close = difflib.get_close_matches(name, names, n=1)
             deeper = [f"{n}.{name}" for n in names if hasattr(getattr(part, n), name)]
             close = deeper[:1] or close
-            hint = f" Did you mean {close[0]!r}?" if close else ""
+            hint = f" Did you mean {above + close[0]!r}?" if close else ""
             raise ConfigError(f"setting {whole!r}: {type(part).__name__} has no {name!r}; it has {names}.{hint}")
         value = getattr(part, name)
         if (name,) in changes:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from vola.dagger import Dagger, train_with_dagger
+from vola.dagger import Dagger, read_rounds, train_with_dagger
 from vola.data.episodes import Dataset, check_selection, split_episodes
 from vola.data.lerobot import open_lerobot
 from vola.data.lerobot_write import LeRobotWriter
@@ -244,6 +244,7 @@ def train_run(
     if dagger and env is not None:
         rounds = Dagger(env, dagger, dagger_episodes)
         result = train_with_dagger(out, ready, rounds, evaluate, schedule, resume)
+        ready = replace(ready, notes=(*ready.notes, *read_rounds(out)))
     else:
         result = train(out, made, ready.fitted, ready.train, ready.val, evaluate, schedule, resume)
     _conclude(out, ready, result, env, eval_episodes, data, command, begun)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from tools import SPEC, batch, policy, rngs, system
+from tools import SPEC, batch, fitted, policy, rngs, system
+from vola import checkpoint
 from vola.errors import ConfigError
 from vola.heads.categorical import Autoregressive, Categorical
 from vola.heads.fast import Fast
+from vola.heads.pairing import sampling_settings
 from vola.heads.regression import Regression
 from vola.heads.tokens import pick_ids, write
 from vola.model.networks import ExpertNetwork
@@ -26,6 +29,13 @@ from vola.tokenizers.fast import FastConfig
 from vola.types import Chunk, select
 
 EXPERT = ExpertConfig(8, 8)
+
+
+@dataclass(frozen=True)
+class Huber:
+    """A rule that the library does not know."""
+
+
 PAIRS = {
     "parallel": (Categorical(UniformBins(5)), ExpertNetwork(EXPERT, "none")),
     "autoregressive": (Autoregressive(UniformBins(5)), TokenExpert(EXPERT)),
@@ -213,8 +223,6 @@ def test_nonsensical_pairs_are_refused_at_construction_with_the_reason() -> None
     with pytest.raises(ConfigError, match="temperature > 0"):
         Autoregressive(temperature=0.0)
     made_ = make("autoregressive")
-    from tools import fitted
-
     bare = replace(fitted(made_), action_tokenizer=None)
     with pytest.raises(ConfigError, match="holds? none"):
         made_.build(bare)
@@ -227,3 +235,21 @@ def test_floor_is_the_bins_error_in_physical_units() -> None:
     np.testing.assert_allclose(floor.worst, p.action_normaliser.scale / 5, rtol=1e-6)
     assert p.head.cost().serial == 4 * SPEC.action.size
     assert made("parallel").head.cost().serial == 1
+
+
+def test_trained_settings_are_refused_after_training(tmp_path: Path) -> None:
+    """What training fixed cannot be changed for an evaluation, even where the weights would still fit."""
+    made_, p = make("autoregressive"), made("autoregressive")
+    fit = fitted(made_)
+    folder = checkpoint.save(tmp_path, made_, fit, p.state_dict(), checkpoint.TrainingState(1, p.state_dict(), {}))
+    loaded = checkpoint.load(folder)
+    assert checkpoint.with_changes(loaded, {"head.pick": "argmax", "execute.k": 1}).system.execute.k == 1
+    for name, value in (("head.bins.K", 6), ("head", Regression()), ("train.lr", 1.0), ("H", 2)):
+        with pytest.raises(ConfigError, match="fixed by training"):
+            checkpoint.with_changes(loaded, {name: value})
+    flow = system("flow")
+    assert sampling_settings(flow.head) == ("head.steps", "head.solver")
+    with pytest.raises(ConfigError, match="prefix < H = 4"):
+        flow.override({"head.prefix": 4})
+    with pytest.raises(ConfigError, match="expected one of .* got Huber"):
+        replace(flow, head=Huber())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
 from torch import nn
 
@@ -57,6 +57,22 @@ def tokenizer_config(rule: Rule) -> UniformBins | QuantileBins | FastConfig | No
     return None
 
 
+def sampling_settings(rule: Rule) -> tuple[str, ...]:
+    """The settings of a rule that only say how chunks are drawn, so that they may change after training."""
+    match rule:
+        case Flow():
+            names: tuple[str, ...] = ("steps", "solver")
+        case Diffusion():
+            names = ("steps", "sampler", "eta", "variance", "spacing", "clip", "limit")
+        case Cvae():
+            names = ("draw",)
+        case Categorical() | Autoregressive() | Fast():
+            names = ("pick", "temperature")
+        case _:
+            names = ()
+    return tuple(f"head.{name}" for name in names)
+
+
 def reach(rule: Rule) -> float:
     """The largest normalised action that a rule can express; infinite where nothing is clipped."""
     if isinstance(rule, Diffusion):
@@ -79,8 +95,20 @@ def ports(rule: Rule, sizes: Sizes, K: int = 2) -> Ports:
     return Ports(*common, out=sizes.A)
 
 
+def check_known(rule: object, network: object) -> None:
+    """Raises ConfigError for a rule or network that is not the library's own: nothing here would build it."""
+    for what, value, known in (("head", rule, get_args(Rule)), ("network", network, get_args(Network))):
+        if type(value) not in known:
+            raise ConfigError(
+                f"{what}: expected one of {sorted(c.__name__ for c in known)}, got {type(value).__name__}. A new one "
+                "needs its branch in heads/pairing.py and its name in system.PARTS (ARCHITECTURE.md, Extending)."
+            )
+
+
 def check_pair(rule: Rule, network: Network, sizes: Sizes) -> None:
     """Raises ConfigError with the reason when this rule cannot work with this network."""
+    if isinstance(rule, Flow) and rule.prefix >= sizes.H:
+        raise ConfigError(f"head: expected prefix < H = {sizes.H}, got {rule.prefix}. Predict more or freeze less.")
     writes, chunked = isinstance(rule, Autoregressive | Fast), not isinstance(network, TokenExpert | TextTokens)
     if writes and chunked:
         raise ConfigError(

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 import vola
 from vola.theory.statistics import wilson
 
-Verdict = Literal["holds", "holds in a regime", "does not hold"]
+Verdict = Literal["holds", "holds in a regime", "does not hold", "inconclusive"]
 Row = Mapping[str, Any]
 
 

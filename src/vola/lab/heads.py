@@ -120,4 +120,4 @@ def _judge(at: dict[str, Pooled]) -> tuple[Verdict, str]:
     sentence = f"On Detour at k = 4: {listed}; L2 {mean:.0%} (expected at most {MEAN_AT_MOST:.0%})."
     if all(reached.values()) and mean <= MEAN_AT_MOST:
         return "holds", sentence
-    return "holds in a regime", sentence
+    return ("holds in a regime" if any(reached.values()) else "does not hold"), sentence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -34,5 +35,8 @@ def run_lab(name: str, plan: Plan, out: Path, pages: Path, command: str, process
         raise ConfigError(f"lab: expected one of {sorted(LABS)}, got {name!r}")
     rows = run_jobs(LABS[name].jobs(plan), out, processes)
     finding: Finding = LABS[name].analyse(rows, plan, out)
+    if plan.scale != 1 or plan.size != "small":
+        said = f"Trial run ({plan.size}, scaled by {plan.scale:g}): no verdict. {finding.sentence}"
+        finding = replace(finding, verdict="inconclusive", sentence=said)
     write_finding(finding, plan, rows, command, pages)
     return finding

@@ -25,10 +25,11 @@ from vola.workflow import EVALUATION_SEED
 TASK = "vola/Detour-v0"
 KS = (1, 4, 8, 16)
 STEPS = 3000
-# Token heads converge slower (32 tokens or so per chunk, each with its own softmax).
+# Cross-entropy on exact bins overfits these demonstrations: its held-out value rises after about 1,000 steps.
+TOKEN_STEPS = 1500
 HEADS: Mapping[str, int] = {
-    "l2": STEPS, "l1": STEPS, "bins-parallel": STEPS, "bins": STEPS, "fast": STEPS, "cvae": STEPS, "diffusion": STEPS,
-    "flow": STEPS,
+    "l2": STEPS, "l1": STEPS, "bins-parallel": TOKEN_STEPS, "bins": TOKEN_STEPS, "fast": TOKEN_STEPS, "cvae": STEPS,
+    "diffusion": STEPS, "flow": STEPS,
 }  # fmt: skip
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, object]]] = {
     "cvae": {"cvae, z = 0": {"draw": "zero"}},

@@ -150,6 +150,16 @@ def executor(record: Mapping[str, Any]) -> str:
     return ", ".join([str(record.get("part", "")), *settings])
 
 
+def conditions(record: Mapping[str, Any]) -> str:
+    """What an evaluation was made under: executor, changed settings, late plans, disturbance of the scenes."""
+    parts = [executor(record["executor"])]
+    parts += [f"{name} = {text(value)}" for name, value in record["settings"].items() if name.startswith("head")]
+    if record["latency"]:
+        parts.append(f"plans {text(record['latency']['ticks'])} ticks late")
+    parts += [f"{name} = {text(value)}" for name, value in record["scenes"].items() if value]
+    return ", ".join(parts)
+
+
 def shared_starts(rollouts: Sequence[EpisodeResult], first: str, second: str) -> list[tuple[bool, bool]]:
     """Success of two policies on the start states (hash and instruction) that both were given, in a fixed order."""
     table: dict[str, dict[tuple[str, str, int], bool]] = {first: {}, second: {}}

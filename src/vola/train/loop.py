@@ -117,7 +117,7 @@ def train(
             if held_out is not None and len(held_out) and (step == stop or _due(step, schedule.validate)):
                 with acting(policy, average, config.ema):
                     _log(run, {"kind": "val", "step": step} | held_out_loss(policy, held_out))
-            if evaluate is not None and (step == stop or _due(step, schedule.evaluate)):
+            if evaluate is not None and (step == config.steps or _due(step, schedule.evaluate)):
                 with acting(policy, average, config.ema):
                     for line in evaluate(policy, step):
                         _log(run, {"kind": "eval", "step": step} | line)
