@@ -66,7 +66,7 @@ def _pair(name: str, expert: ExpertConfig) -> tuple[Rule, Network]:
     silent, timed, writer = ExpertNetwork(expert, "none"), ExpertNetwork(expert, "concat"), TokenExpert(expert)
     width = expert.width
     mlp = ReadoutMLP(width=2 * width, readouts=4)
-    # A KL weight of 0.001 leaves 12 nats in the latent, which the prior does not know; 0.03 leaves the one bit of a side.
+    # A KL weight of 0.001 leaves 12 nats in the latent, unknown to the prior; 0.03 leaves the one bit of a side.
     cvae = Cvae(latent=4, weight=0.03, encoder=ExpertConfig(width, 2 * width, norm="layer"), depth=2, heads=2)
     pairs: dict[str, tuple[Rule, Network]] = {
         "l2": (Regression("l2"), silent),
