@@ -18,9 +18,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vola.model import layouts
-from vola.model.backbone import Context
+from vola.model.backbone import Context, Inputs
+from vola.model.language import WordEmbedding, WordEncoder
 from vola.model.layout import Block, Causal, Layout, Rule
-from vola.model.networks import ExpertInTrunk, ExpertNetwork
+from vola.model.networks import ExpertInTrunk, ExpertNetwork, Ports
 from vola.model.norms import AdaptiveRMSNorm, RMSNorm
 from vola.model.positions import Rotary
 from vola.model.trunk import Expert, ExpertConfig, Segment, TrunkConfig, run
@@ -154,9 +155,9 @@ def pi(shared: Path, name: str) -> tuple[Expert, ExpertInTrunk, Weights, Weights
     kind = ExpertConfig(c["EW"], c["emlp"], activation="geglu")
     if name == "pi05":
         kind = replace(kind, norm="adaptive_rms", condition=c["EW"])
-    network = ExpertInTrunk(
-        ExpertNetwork(kind, "adaptive" if name == "pi05" else "concat"), trunk, c["max_action"], c["chunk"]
-    )
+    A = c["max_action"]
+    plugs = Ports(trunk, c["W"], c["chunk"], A, A, time=True, noise=True)
+    network = ExpertInTrunk(ExpertNetwork(kind, "adaptive" if name == "pi05" else "concat"), plugs)
     fill(prefix, weights, "paligemma_with_expert.paligemma.model.language_model.")
     fill(network.expert, weights, "paligemma_with_expert.gemma_expert.model.")
     mix = "time_mlp" if name == "pi05" else "action_time_mlp"
@@ -190,7 +191,9 @@ def test_pi0_prefix_velocity_and_chunk(name: str, shared: Path) -> None:
             state = torch.nn.functional.pad(io["input.state"], (0, 25))
             token = state @ weights["state_proj.weight"].T + weights["state_proj.bias"]
             _, cache = run([Segment(network.expert, ("state",), token[:, None])], layout, cache)
-        context = Context(segment, layout, cache)
+        words = torch.zeros(len(embeds), text, dtype=torch.long)
+        inputs = Inputs({}, {}, torch.zeros(len(embeds), 1, 1), None, words, None)
+        context = Context(inputs, WordEncoder(WordEmbedding(2), 2, 2), segment, layout, cache, None)
         assert_golden(network(context, io["input.x_t"], io["input.t"]), "expected.velocity", io, spec)
         x = io["input.noise"]
         for step in range(10):  # their time runs from 1 (noise) to 0 (data)
