@@ -62,7 +62,7 @@ class Autoregressive:
         ),
     )
     bins: UniformBins | QuantileBins = UniformBins(256)
-    pick: Pick = "sample"
+    pick: Pick = "argmax"
     temperature: float = 1.0
 
     def __post_init__(self) -> None:

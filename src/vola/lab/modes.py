@@ -28,12 +28,12 @@ STEPS = 3000
 # Cross-entropy on exact bins overfits these demonstrations: its held-out value rises after about 1,000 steps.
 TOKEN_STEPS = 1500
 HEADS: Mapping[str, int] = {
-    "l2": STEPS, "l1": STEPS, "bins-parallel": TOKEN_STEPS, "bins": TOKEN_STEPS, "fast": TOKEN_STEPS, "cvae": STEPS,
+    "l2": STEPS, "l1": STEPS, "bins-parallel": TOKEN_STEPS, "bins": TOKEN_STEPS, "fast": STEPS, "cvae": STEPS,
     "diffusion": STEPS, "flow": STEPS,
 }  # fmt: skip
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, object]]] = {
     "cvae": {"cvae, z = 0": {"draw": "zero"}},
-    "bins": {"bins, argmax": {"pick": "argmax"}},
+    "bins": {"bins, sampled": {"pick": "sample"}},
     "bins-parallel": {"bins-parallel, sampled": {"pick": "sample"}},
     "fast": {"fast, sampled": {"pick": "sample"}},
     "flow": {f"flow, {n} steps": {"steps": n} for n in (1, 2, 3, 5, 20)},
@@ -119,8 +119,8 @@ def _judge(rows: Sequence[Row], euler: Mapping[int, Pooled | None]) -> tuple[Ver
     one = euler[1].rate if euler[1] else float("nan")
     sentence = (
         f"L2 reaches {words('l2', 4)} at k = 4 and {words('l2', 1)} at k = 1 (replanning at every step breaks the "
-        f"tie), and {words('l2, one-way expert', 4)} when the expert has one way; flow {words('flow', 4)}, sampled "
-        f"bins {words('bins', 4)}, diffusion {words('diffusion', 4)}, FAST {words('fast', 4)} at k = 4. L1, the "
+        f"tie), and {words('l2, one-way expert', 4)} when the expert has one way; flow {words('flow', 4)}, bins "
+        f"{words('bins', 4)}, diffusion {words('diffusion', 4)}, FAST {words('fast', 4)} at k = 4. L1, the "
         f"median, takes a side where one prevails: {words('l1', 4)} at k = 4, {words('l1', 8)} at k = 8. Bins "
         f"predicted in parallel share one mode as long as each takes its likeliest ({words('bins-parallel', 4)}), and "
         f"cannot agree when they are sampled ({words('bins-parallel, sampled', 4)}). The CVAE sampled from its prior "
