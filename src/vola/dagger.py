@@ -20,7 +20,7 @@ from vola.data.lerobot import open_lerobot
 from vola.data.lerobot_write import LeRobotWriter
 from vola.data.windows import Windows
 from vola.envs.tabletop import make_tabletop
-from vola.errors import expect_positive
+from vola.errors import ConfigError, expect_positive
 from vola.policy import Policy
 from vola.rollout.dagger import relabel
 from vola.summary import Prepared
@@ -65,6 +65,10 @@ def train_with_dagger(
     """
     schedule, system = schedule or Schedule(), ready.system
     parts = dagger.rounds + 1
+    if system.train.steps < parts:
+        raise ConfigError(
+            f"dagger: expected at least {parts} training steps for {parts} parts, got {system.train.steps}"
+        )
     for r in range(parts):
         until = round(system.train.steps * (r + 1) / parts)
         data = ready.train if r == 0 else _aggregate(ready, [out / "dagger" / str(i + 1) for i in range(r)])

@@ -7,6 +7,7 @@ beside it (lowest and highest seed), because it is a different uncertainty and t
 from __future__ import annotations
 
 import json
+import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,6 +18,7 @@ import torch
 from matplotlib.figure import Figure
 
 import vola
+from vola.errors import ConfigError, expect_positive
 from vola.theory.statistics import wilson
 
 Verdict = Literal["holds", "holds in a regime", "does not hold", "inconclusive"]
@@ -31,6 +33,11 @@ class Plan:
     episodes: int = 200
     scale: float = 1.0
     size: str = "small"
+
+    def __post_init__(self) -> None:
+        expect_positive("lab", seeds=self.seeds, episodes=self.episodes)
+        if not 0 < self.scale < math.inf:
+            raise ConfigError(f"lab: expected a scale > 0, got {self.scale}")
 
     def steps(self, full: int) -> int:
         return max(2, round(full * self.scale))

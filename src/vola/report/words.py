@@ -156,7 +156,9 @@ def conditions(record: Mapping[str, Any]) -> str:
     parts += [f"{name} = {text(value)}" for name, value in record["settings"].items() if name.startswith("head")]
     if record["latency"]:
         parts.append(f"plans {text(record['latency']['ticks'])} ticks late")
-    parts += [f"{name} = {text(value)}" for name, value in record["scenes"].items() if value]
+    kicks = record["scenes"].get("kick_probability")
+    shown = {k: v for k, v in record["scenes"].items() if v and (k != "kick_size" or kicks)}
+    parts += [f"{name} = {text(value)}" for name, value in shown.items()]
     return ", ".join(parts)
 
 
