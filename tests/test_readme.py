@@ -39,7 +39,7 @@ def shrunk(command: list[str], data: str) -> list[str]:
     out = [re.sub(r"^train\.steps=\d+$", "train.steps=2", a) for a in out]
     out = [re.sub(r"^(T|H)=\d+$", lambda m: m[0][0] + "=3", a) for a in out]
     out = [re.sub(r"^execute\.(k|delay)=\d+$", lambda m: f"execute.{m[1]}=1", a) for a in out]
-    for flag, value in (("--episodes", "10"), ("--k", "2")):
+    for flag, value in (("--episodes", "10"), ("--k", "2"), ("--dagger", "1")):
         if flag in out:
             out[out.index(flag) + 1] = value
     name = out[2] if out[1] == "data" else out[1]

@@ -66,9 +66,7 @@ def train_with_dagger(
     schedule, system = schedule or Schedule(), ready.system
     parts = dagger.rounds + 1
     if system.train.steps < parts:
-        raise ConfigError(
-            f"dagger: expected at least {parts} training steps for {parts} parts, got {system.train.steps}"
-        )
+        raise ConfigError(f"dagger: expected at least one training step per part ({parts}), got {system.train.steps}")
     for r in range(parts):
         until = round(system.train.steps * (r + 1) / parts)
         data = ready.train if r == 0 else _aggregate(ready, [out / "dagger" / str(i + 1) for i in range(r)])
