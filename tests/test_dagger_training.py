@@ -64,7 +64,10 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(demos: Path, tmp_path: P
         return []
 
     with pytest.raises(StopError):
-        train_with_dagger(broken, ready(demos), plan, stop, QUIET)
+        train_with_dagger(broken, ready(demos), plan, stop, replace(QUIET, evaluate=1))
+    (broken / "dagger" / ".2").mkdir()
+    (broken / "dagger" / ".2" / "half").write_text("")  # a round that was broken off
+    (broken / "dagger" / "2").mkdir()  # one whose record was not written any more
     again = train_with_dagger(broken, ready(demos), plan, schedule=QUIET, resume=True)
     for one, two in zip(whole.policy.state_dict().values(), again.policy.state_dict().values(), strict=True):
         assert torch.equal(one, two)

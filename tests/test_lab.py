@@ -19,7 +19,7 @@ from vola.errors import ConfigError
 from vola.executor import Receding
 from vola.lab import chunks, compose, heads, latency, modes, precision
 from vola.lab.findings import Finding, Plan, Pooled, pooled, where, write_finding
-from vola.lab.jobs import Case, Demos, Job, run_job, run_jobs
+from vola.lab.jobs import Case, Demos, Job, record_demos, run_job, run_jobs
 from vola.lab.ledger import LABS
 from vola.rollout.decision import decision_errors
 from vola.types import Chunk, Observation
@@ -155,6 +155,14 @@ def test_a_job_is_answered_once_and_another_job_of_its_name_is_refused(tmp_path:
     assert (tmp_path / "jobs" / "one" / "rows.json").stat().st_mtime_ns == before
     with pytest.raises(ConfigError, match="answers of another job"):
         run_job(tiny(seed=1), tmp_path)
+    (tmp_path / "jobs" / "one" / "rows.json").unlink()  # broken off between training and answers
+    with pytest.raises(ConfigError, match="training of another job"):
+        run_job(tiny(steps=1), tmp_path)
+    assert run_job(tiny(), tmp_path)[0]["successes"] == first[0]["successes"]
+    draft = tmp_path / "data" / f".{tiny().demos.key}"
+    (tmp_path / "data" / tiny().demos.key).rename(draft)  # broken off while recording
+    record_demos(tiny().demos, tmp_path)
+    assert not draft.exists()
     with pytest.raises(ConfigError, match="different names"):
         run_jobs([tiny(), tiny()], tmp_path, 1)
 

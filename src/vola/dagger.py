@@ -9,6 +9,7 @@ nothing the policy has learnt changes its meaning.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -94,6 +95,8 @@ def collect_round(folder: Path, policy: Policy, ready: Prepared, dagger: Dagger,
     first = DAGGER_SEED + (number - 1) * dagger.episodes
     seeds = range(first, first + dagger.episodes)
     draft = folder / f".{number}"
+    for broken in (draft, folder / str(number)):  # of a round that was broken off; it is collected again, the same
+        shutil.rmtree(broken, ignore_errors=True)
     frames, successes = 0, 0
     with LeRobotWriter(draft, table.spec, table.spec.action.rate, robot_type="vola-tabletop") as writer:
         visited = relabel(table, seeds, policy, ready.system.execute, beta=dagger.beta**number if dagger.beta else 0.0)
@@ -103,7 +106,9 @@ def collect_round(folder: Path, policy: Policy, ready: Prepared, dagger: Dagger,
             frames, successes = frames + len(d.action), successes + episode.success
     draft.replace(folder / str(number))
     rounds[str(number)] = {"episodes": len(seeds), "frames": frames, "successes": successes, "first_seed": first}
-    kept.write_text(json.dumps(rounds, indent=1))
+    text = kept.with_suffix(".draft")
+    text.write_text(json.dumps(rounds, indent=1))
+    text.replace(kept)
     return dict(rounds[str(number)])
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ from vola.data.lerobot import open_lerobot
 from vola.ensemble import Ensemble
 from vola.envs.experts import Sides
 from vola.envs.tabletop import make_tabletop
-from vola.errors import ConfigError
+from vola.errors import ConfigError, VolaError
 from vola.executor import Receding
 from vola.policy import Policy
 from vola.realtime import RealTime
@@ -117,6 +118,7 @@ def record_demos(demos: Demos, out: Path) -> Path:
     folder = out / "data" / demos.key
     if not folder.exists():
         draft = folder.with_name(f".{folder.name}")
+        shutil.rmtree(draft, ignore_errors=True)  # of a recording that was broken off
         collect(demos.task, draft, demos.episodes, noise=demos.noise, sides=demos.sides, settings=dict(demos.settings))
         draft.rename(folder)
     return folder
@@ -126,15 +128,19 @@ def run_job(job: Job, out: Path) -> list[dict[str, Any]]:
     """Train (or resume) a job, answer its cases, write ``rows.json``; answers that are there are kept.
 
     Raises:
-        ConfigError: the folder holds the answers of another job of that name.
+        ConfigError: the folder holds the answers or the weights of another job of that name.
     """
     folder = out / "jobs" / job.name
-    kept = folder / "rows.json"
+    kept, identity = folder / "rows.json", folder / "job.txt"
     if kept.exists():
         saved = json.loads(kept.read_text())
         if saved["fingerprint"] != job.fingerprint():
             raise ConfigError(f"{kept}: holds the answers of another job. Remove {folder}, or choose another --out.")
         return list(saved["rows"])
+    if folder.exists() and (not identity.exists() or identity.read_text() != job.fingerprint()):
+        raise ConfigError(f"{folder}: holds the training of another job. Remove it, or choose another --out.")
+    folder.mkdir(parents=True, exist_ok=True)
+    identity.write_text(job.fingerprint())
     torch.set_num_threads(1)
     trained = _train(job, out, folder)
     rows = []
@@ -213,6 +219,9 @@ def run_jobs(jobs: Sequence[Job], out: Path, processes: int = PROCESSES) -> list
     for demos in {job.demos.key: job.demos for job in jobs}.values():
         record_demos(demos, out)
     open_ = [job for job in jobs if not (out / "jobs" / job.name / "rows.json").exists()]
+    for job in jobs:
+        if job not in open_:
+            run_job(job, out)  # answers of another plan are refused before anything is trained
     if processes > 1:
         _work(open_, out, processes)
     return [row for job in jobs for row in run_job(job, out)]
@@ -231,11 +240,15 @@ def _work(jobs: Sequence[Job], out: Path, processes: int) -> None:
         ):
             shown = bar.add_task("jobs", total=len(jobs), last="")
             waiting: dict[Future[list[dict[str, Any]]], Job] = {pool.submit(run_job, job, out): job for job in jobs}
-            while waiting:
-                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                    job = waiting.pop(future)
-                    future.result()
-                    bar.update(shown, advance=1, last=job.name)
+            try:
+                while waiting:
+                    for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                        job = waiting.pop(future)
+                        future.result()
+                        bar.update(shown, advance=1, last=job.name)
+            except (KeyboardInterrupt, VolaError):
+                pool.shutdown(wait=False, cancel_futures=True)  # those that run save; no other one starts
+                raise
     finally:
         for name, value in before.items():
             if value is None:
